@@ -1,0 +1,187 @@
+"""The service's settings: every default once, read from flags, then the environment, then here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT_PREFIX = "SPECDRAFT_"
+
+SOCKET_PATH_MAX_BYTES = 107
+"""Longest path of a Unix socket (sun_path is 108 bytes with its terminator)."""
+
+ADMIN_SUFFIX = ".admin"
+DESCRIPTOR_SUFFIX = ".fd"
+MIB = 1 << 20
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the text is one line for the operator."""
+
+
+def _setting(default: object, text: str, parse: Any = None) -> Any:
+    return field(default=default, metadata={"help": text, "parse": parse})
+
+
+def parse_port(text: str) -> int | None:
+    """A TCP port: a number (0 = any free one), or "off" = None."""
+    if text == "off":
+        return None
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port {port} is not in 0..65535")
+    return port
+
+
+def parse_bytes(text: str) -> int:
+    """A size: a number with an optional KiB, MiB or GiB."""
+    for suffix, factor in (("KiB", 1 << 10), ("MiB", MIB), ("GiB", 1 << 30)):
+        if text.endswith(suffix):
+            return int(float(text.removesuffix(suffix)) * factor)
+    return int(text)
+
+
+def parse_bool(text: str) -> bool:
+    """true or false."""
+    if text.lower() not in {"true", "false", "1", "0"}:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return text.lower() in {"true", "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """Settings of `drafter-service serve`. Times in seconds, sizes in bytes."""
+
+    checkpoint: Path = _setting(None, "directory of the head's checkpoint", Path)
+    target_checkpoint: Path | None = _setting(
+        None, "directory of the target's checkpoint, for the embedding and LM head that the head does not bring", Path
+    )
+    socket: Path | None = _setting(Path("/run/specdraft/specdraft.sock"), "path of the Unix socket", Path)
+    listen: str = _setting("", "TCP address host:port to serve as well; unset = none. Needs TLS, or --insecure", str)
+    tls_cert: Path | None = _setting(None, "PEM certificate chain of the TCP listener", Path)
+    tls_key: Path | None = _setting(None, "PEM key of the TCP listener", Path)
+    tls_client_ca: Path | None = _setting(None, "PEM CA that signs clients' certificates (mutual TLS)", Path)
+    insecure: bool = _setting(False, "serve TCP without TLS; inline memory only", parse_bool)
+    probe_host: str = _setting("0.0.0.0", "address that metrics and health listen on", str)  # noqa: S104  # probes and scrapers come from outside the pod
+    metrics_port: int | None = _setting(9464, "Prometheus port; 0 = any free one, off = none", parse_port)
+    health_port: int | None = _setting(9465, "gRPC health port; 0 = any free one, off = none", parse_port)
+    device: str = _setting("auto", "cpu or cuda:N; auto = the first GPU if there is one", str)
+    dtype: str = _setting("auto", "float32, bfloat16, or auto = float32 on a CPU, as stored on a GPU", str)
+    hidden_source: str = _setting("auto", "pre_norm or post_norm; auto = what the head was trained on", str)
+    recycle: str = _setting("auto", "pre_norm or post_norm; auto = the family's", str)
+    max_drafts: int = _setting(8, "most drafts of one Propose entry (K_max)", int)
+    max_batch: int = _setting(64, "most entries of one Propose or Catchup, and of one forward", int)
+    max_seq_len: int = _setting(0, "longest sequence in tokens; 0 = the head's own limit", int)
+    prefill_rows: int = _setting(1024, "most pairs of one Catchup entry", int)
+    page_rows: int = _setting(16, "rows in a KV page", int)
+    kv_bytes: int = _setting(0, "KV pool, for example 4GiB; required on a GPU, 0 = 256MiB on a CPU", parse_bytes)
+    arena_bytes: int = _setting(256 * MIB, "most shared memory of one session", parse_bytes)
+    message_bytes: int = _setting(4 * MIB, "largest message in either direction", parse_bytes)
+    lease_s: float = _setting(30.0, "a session ends this long after its last call", float)
+    grace_s: float = _setting(5.0, "... and this long after its stream broke", float)
+    drain_s: float = _setting(20.0, "most time between SIGTERM and the end", float)
+    max_sessions: int = _setting(64, "most sessions at once", int)
+    max_sequences: int = _setting(4096, "most sequences of a session", int)
+    max_in_flight: int = _setting(2, "most writes of a sequence in flight", int)
+    workers: int = _setting(16, "threads for unary calls; streams have their own", int)
+    torch_threads: int = _setting(0, "threads that torch uses on a CPU; 0 = torch's default", int)
+    log_level: str = _setting("info", "debug, info, warning or error", str)
+
+    def check(self) -> None:
+        """Refuses values that cannot work, by themselves or together. Raises ConfigError."""
+        self._check_numbers()
+        self._check_choices()
+        if self.checkpoint is None:
+            raise ConfigError("--checkpoint is required")
+        if self.socket is None and not self.listen:
+            raise ConfigError("neither --socket nor --listen is given: nobody could call")
+        if self.socket is not None:
+            check_socket_path(self.socket)
+        if self.listen and not self.insecure and not (self.tls_cert and self.tls_key and self.tls_client_ca):
+            raise ConfigError("--listen needs --tls-cert, --tls-key and --tls-client-ca, or --insecure")
+
+    def _check_numbers(self) -> None:
+        may_be_zero = {"max_seq_len", "kv_bytes", "torch_threads", "metrics_port", "health_port", "grace_s", "drain_s"}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if value < 0 or (value == 0 and item.name not in may_be_zero):
+                raise ConfigError(f"{flag_of(item)} {value} is too small")
+
+    def _check_choices(self) -> None:
+        choices = {
+            "dtype": ("auto", "float32", "bfloat16"),
+            "hidden_source": ("auto", "pre_norm", "post_norm"),
+            "recycle": ("auto", "pre_norm", "post_norm"),
+            "log_level": ("debug", "info", "warning", "error"),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(f"--{name.replace('_', '-')} {value!r} is none of {', '.join(allowed)}")
+
+
+def check_socket_path(path: Path) -> None:
+    """Refuses a path that the kernel could not bind, the longest of its neighbours counted. Raises ConfigError."""
+    longest = len(str(path).encode()) + max(len(ADMIN_SUFFIX), len(DESCRIPTOR_SUFFIX))
+    if longest > SOCKET_PATH_MAX_BYTES:
+        raise ConfigError(
+            f"--socket {path} is too long: with {ADMIN_SUFFIX} it has {longest} bytes, a Unix socket's path has at most "
+            f"{SOCKET_PATH_MAX_BYTES}"
+        )
+
+
+def flag_of(item: Field[Any]) -> str:
+    """A setting's flag."""
+    return "--" + item.name.replace("_", "-")
+
+
+def environment_of(item: Field[Any]) -> str:
+    """A setting's environment variable."""
+    return ENVIRONMENT_PREFIX + item.name.upper()
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds one flag a setting."""
+    for item in fields(ServiceConfig):
+        default = "required" if item.default is None and item.name == "checkpoint" else f"default {item.default}"
+        text = f"{item.metadata['help']} ({default}; ${environment_of(item)})"
+        if item.metadata["parse"] is parse_bool:
+            parser.add_argument(flag_of(item), nargs="?", const="true", metavar="BOOL", help=text)
+        else:
+            parser.add_argument(flag_of(item), metavar=item.name.upper(), help=text)
+
+
+def read_config(flags: argparse.Namespace, environment: Mapping[str, str]) -> ServiceConfig:
+    """Flags first, then the environment, then the defaults; checked. Raises ConfigError."""
+    values: dict[str, object] = {}
+    for item in fields(ServiceConfig):
+        given = getattr(flags, item.name, None)
+        source = flag_of(item)
+        if given is None:
+            given, source = environment.get(environment_of(item)), environment_of(item)
+        if given is None:
+            assert item.default is not MISSING, "every setting has a default"
+            continue
+        try:
+            values[item.name] = item.metadata["parse"](given) if given != "" else None
+        except ValueError as error:
+            raise ConfigError(f"{source} {given!r} cannot be used: {error}") from error
+    config = ServiceConfig(**values)  # type: ignore[arg-type]  # each value went through its own parser
+    config.check()
+    return config
+
+
+def flags_for(config: ServiceConfig) -> Sequence[str]:
+    """The command line that makes this configuration; what differs from the defaults only."""
+    flags: list[str] = []
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if value != item.default:
+            text = "off" if value is None and item.metadata["parse"] is parse_port else "" if value is None else str(value)
+            flags += [flag_of(item), text]
+    return flags

@@ -1,0 +1,216 @@
+"""The engine: one thread that owns the books and the device, and does one step after another."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from drafter_service.engine.batch import PlannedWrite, RunResult, Runner, commit, fail, plan_write
+from drafter_service.engine.ledger import Ledger
+from drafter_service.engine.operations import Answer, Call, InFlight, Outcome, Refusal, Write
+from drafter_service.engine.scheduler import Job, Scheduler
+from drafter_service.state import SequenceView
+from specdraft.errors import Reason, SpecdraftError, make_error
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+IDLE_BEAT_S = 0.5
+"""The heartbeat of an idle engine."""
+
+
+class StepObserver(Protocol):
+    """What the engine tells to whoever counts."""
+
+    def batch_run(self, num_entries: int, num_rows: int, seconds: float) -> None:
+        """One forward."""
+
+    def queued(self, seconds: float) -> None:
+        """A write waited this long for its forward."""
+
+    def write_done(self, num_drafts: int, stop: str | None) -> None:
+        """One write went through; `stop` is None for a catch-up."""
+
+
+class Engine:
+    """Takes calls from any thread and answers them from its own.
+
+    Args:
+        ledger: the books.
+        scheduler: what runs next.
+        runner: what runs it.
+        in_flight: bound on the writes of one sequence that wait at once.
+        observer: told of steps.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        scheduler: Scheduler,
+        runner: Runner,
+        in_flight: InFlight,
+        observer: StepObserver,
+        clock: Callable[[], float],
+    ) -> None:
+        self.ledger = ledger
+        self.runner = runner
+        self.heartbeat = clock()
+        self._scheduler = scheduler
+        self._in_flight = in_flight
+        self._observer = observer
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._submit_lock = threading.Lock()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def submit(self, call: Call) -> None:
+        """Asks for a call. Entries beyond the in-flight bound are refused here and now."""
+        for index, operation in enumerate(call.operations):
+            if isinstance(operation, Write) and not self._in_flight.enter(operation.sequence_id):
+                call.finish(index, Refusal(self._too_many(), None))
+        if not call.open_indices():
+            return
+        with self._submit_lock:
+            if not self._stopping:
+                self._inbox.put(call)
+                return
+        for index in call.open_indices():
+            self._finish(Job(call, index), Refusal(draining(), None))
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Finishes what was accepted, then ends the thread. What comes later is refused.
+
+        Args:
+            timeout_s: wait no longer than this; None = until it is done.
+        """
+        with self._submit_lock:
+            if not self._stopping:
+                self._stopping = True
+                self._inbox.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def _too_many(self) -> SpecdraftError:
+        limit = self._in_flight.limit
+        return make_error(
+            Reason.IN_FLIGHT_EXHAUSTED,
+            f"{limit} operations of the sequence are in flight, which is the limit",
+            retry_delay_ms=10,
+            limit=limit,
+        )
+
+    def _loop(self) -> None:
+        is_open = True
+        while is_open or len(self._scheduler):
+            is_open = self._take_in(wait=not len(self._scheduler)) and is_open
+            self.heartbeat = self._clock()
+            self._step()
+
+    def _take_in(self, *, wait: bool) -> bool:
+        """Moves everything that has arrived to the scheduler; False once the end has been announced."""
+        try:
+            call = self._inbox.get(timeout=IDLE_BEAT_S) if wait else self._inbox.get_nowait()
+            while call is not None:
+                self._scheduler.add(call)
+                call = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+        return False
+
+    def _step(self) -> None:
+        step = self._scheduler.next_step()
+        for job in step.bookkeeping:
+            self._finish(job, self._guarded(job, self._apply))
+        planned: list[tuple[Job, PlannedWrite]] = []
+        for job in step.writes:
+            outcome = self._guarded(job, self._plan)
+            if isinstance(outcome, PlannedWrite):
+                planned.append((job, outcome))
+            else:
+                self._finish(job, outcome)
+        if planned:
+            self._run(planned)
+
+    def _apply(self, job: Job) -> Answer:
+        return self.ledger.apply(job.operation)
+
+    def _plan(self, job: Job) -> Answer | PlannedWrite:
+        if job.call.deadline <= self._clock():
+            raise make_error(Reason.TIMEOUT, "the deadline passed before the operation began")
+        operation = job.operation
+        assert isinstance(operation, Write), "only writes are planned"
+        return plan_write(self.ledger, operation)
+
+    def _run(self, planned: list[tuple[Job, PlannedWrite]]) -> None:
+        began = self._clock()
+        for job, _ in planned:
+            self._observer.queued(began - job.call.submitted_at)
+        try:
+            results = self.runner.run([plan.entry for _, plan in planned])
+        except Exception:
+            _log.exception("a batch of %d failed", len(planned))
+            self._run_apart(planned)
+            return
+        num_rows = sum(len(plan.entry.tokens) for _, plan in planned)
+        self._observer.batch_run(len(planned), num_rows, self._clock() - began)
+        for (job, plan), result in zip(planned, results, strict=True):
+            self._commit(job, plan, result)
+
+    def _run_apart(self, planned: list[tuple[Job, PlannedWrite]]) -> None:
+        """A batch failed: each entry by itself, so that only those fail that are at fault."""
+        for job, plan in planned:
+            try:
+                (result,) = self.runner.run([plan.entry])
+            except Exception:
+                _log.exception("an operation failed")
+                error = make_error(Reason.INTERNAL, "the operation failed inside the service")
+                fail(self.ledger, plan, error)
+                self._finish(job, Refusal(error, plan.sequence.view()))
+            else:
+                self._commit(job, plan, result)
+
+    def _commit(self, job: Job, plan: PlannedWrite, result: RunResult) -> None:
+        answer = commit(self.ledger, plan, result)
+        stop = (result.stop or plan.limit).name if plan.drafts else None
+        self._observer.write_done(len(result.drafts), stop)
+        self._finish(job, answer)
+
+    def _guarded(self, job: Job, action: Callable[[Job], _T]) -> _T | Refusal:
+        try:
+            return action(job)
+        except SpecdraftError as error:
+            return Refusal(error, self._view(job))
+        except Exception:
+            _log.exception("%s failed", type(job.operation).__name__)
+            return Refusal(make_error(Reason.INTERNAL, "the operation failed inside the service"), self._view(job))
+
+    def _view(self, job: Job) -> SequenceView | None:
+        try:
+            return self.ledger.sequences.find(job.operation.session_id, job.operation.sequence_id).view()
+        except SpecdraftError:
+            return None
+
+    def _finish(self, job: Job, outcome: Outcome) -> None:
+        if isinstance(job.operation, Write):
+            self._in_flight.leave(job.operation.sequence_id)
+        job.call.finish(job.index, outcome)
+
+
+def draining() -> SpecdraftError:
+    """What is said when the service is about to stop."""
+    return make_error(Reason.DRAINING, "the service is shutting down", retry_delay_ms=1000)

@@ -1,0 +1,301 @@
+"""What can be asked of the engine, and what it answers. Pure data: no messages, no torch calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from drafter_service.state import KeySpan, SequenceView
+from specdraft.errors import SpecdraftError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Stop(Enum):
+    """Why drafting ended where it did (`StopReason` on the wire)."""
+
+    COMPLETE = 1
+    NOT_ASKED = 2
+    CONFIDENCE = 3
+    GRAMMAR = 4
+    POSITION_LIMIT = 5
+    PAGES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing to do.
+
+    Attributes:
+        session_id: whose it is.
+        sequence_id: the sequence it is about; empty = the session or a carry.
+    """
+
+    session_id: bytes
+    sequence_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedOperation(Operation):
+    """An operation that counts.
+
+    Attributes:
+        op: its number, from 1.
+        digest: of its request; tells a retry from a re-used number.
+    """
+
+    op: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WriteWish:
+    """The pairs of a write, checked at the border.
+
+    Attributes:
+        first_key: key of the first pair.
+        tokens: tokens[j] = t_{first_key + j + 1}.
+        hiddens: [len(tokens), hidden width], private to the service.
+        allow_gap: whether a gap before first_key is declared.
+        accepted_drafts: how many drafts of the last round the target accepted; None = not said.
+    """
+
+    first_key: int
+    tokens: tuple[int, ...]
+    hiddens: Tensor
+    allow_gap: bool
+    accepted_drafts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWish:
+    """How to draft after the write.
+
+    Attributes:
+        num_drafts: K; 0 = only write.
+        min_logprob: stop after the first draft below it; None = do not stop.
+        masks: one for all drafts or one a draft, bool [1 or K, vocab]; None = everything is allowed.
+    """
+
+    num_drafts: int
+    min_logprob: float | None = None
+    masks: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Write(NumberedOperation):
+    """`Catchup` (drafts is None) or `Propose`.
+
+    Attributes:
+        pairs: what to write, or the border's error. The error is raised only once the operation turns out to be the
+            next one: a retry of an accepted operation is answered from memory whatever its memory holds by now.
+        drafts: how to draft; None = a catch-up.
+    """
+
+    pairs: WriteWish | SpecdraftError
+    drafts: DraftWish | None
+
+
+@dataclass(frozen=True, slots=True)
+class Open(Operation):
+    """`OpenSequence`; sequence_id is the id for a new one.
+
+    Attributes:
+        open_id: the client's id of this call; a retry finds the same sequence by it.
+        max_keys: keys are < max_keys.
+        reserve: whether to take the pages of all max_keys rows now.
+        max_sequences: most sequences of the session.
+    """
+
+    open_id: bytes
+    max_keys: int
+    reserve: bool
+    max_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class Get(Operation):
+    """`GetSequence`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate(NumberedOperation):
+    """`Truncate`."""
+
+    first_key: int
+    accepted_drafts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Close(NumberedOperation):
+    """`CloseSequence`."""
+
+    accepted_drafts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Take(NumberedOperation):
+    """`TakeKV`."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Install(NumberedOperation):
+    """`InstallKV`."""
+
+    kv_id: bytes
+    keep_keys_below: int | None
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free(Operation):
+    """`FreeKV`; sequence_id is empty."""
+
+    kv_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession(Operation):
+    """The end of a session: all its sequences and carries; sequence_id is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Answer to a Write that worked.
+
+    Attributes:
+        view: where the sequence stands.
+        drafts: d_1 .. d_n.
+        logprobs: natural logarithms, one a draft.
+        stop: why there are not more; None for a catch-up.
+    """
+
+    view: SequenceView
+    drafts: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    stop: Stop | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Answer to Open: the sequence, and whether it is new."""
+
+    sequence_id: bytes
+    view: SequenceView
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """Answer to Get, Truncate, Install."""
+
+    view: SequenceView
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Answer to Take."""
+
+    kv_id: bytes
+    ranges: tuple[KeySpan, ...]
+    label: str
+    view: SequenceView
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Answer to Close, Free, CloseSession."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An operation that was refused.
+
+    Attributes:
+        error: why.
+        view: where the sequence stands, None if it is unknown.
+    """
+
+    error: SpecdraftError
+    view: SequenceView | None
+
+
+Answer = Written | Opened | Viewed | Taken | Done
+Outcome = Answer | Refusal
+
+
+class Call:
+    """Operations that were asked for together, and are answered together.
+
+    Args:
+        operations: what to do; entries of one call take pages in this order.
+        submitted_at: monotonic seconds at which it was asked.
+        deadline: monotonic seconds after which what has not begun is not begun any more.
+        on_done: called once, in the engine's thread, when every outcome is there. Must be quick and must not raise.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        submitted_at: float,
+        deadline: float,
+        on_done: Callable[[list[Outcome]], None],
+    ) -> None:
+        self.operations = operations
+        self.submitted_at = submitted_at
+        self.deadline = deadline
+        self._outcomes: list[Outcome | None] = [None] * len(operations)
+        self._num_open = len(operations)
+        self._on_done = on_done
+
+    def open_indices(self) -> list[int]:
+        """The operations that have no outcome yet."""
+        return [index for index, outcome in enumerate(self._outcomes) if outcome is None]
+
+    def finish(self, index: int, outcome: Outcome) -> None:
+        """Gives the outcome of operation `index`. Called by one thread at a time."""
+        assert self._outcomes[index] is None, "an operation ends once"
+        self._outcomes[index] = outcome
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._on_done([outcome for outcome in self._outcomes if outcome is not None])
+
+
+class InFlight:
+    """Counts the operations of each sequence that are in flight.
+
+    Args:
+        limit: most of one sequence.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._counts: dict[bytes, int] = {}
+
+    def enter(self, sequence_id: bytes) -> bool:
+        """Counts one more; False if there are `limit` already."""
+        with self._lock:
+            count = self._counts.get(sequence_id, 0)
+            if count >= self.limit:
+                return False
+            self._counts[sequence_id] = count + 1
+            return True
+
+    def leave(self, sequence_id: bytes) -> None:
+        """Counts one less."""
+        with self._lock:
+            count = self._counts[sequence_id] - 1
+            if count:
+                self._counts[sequence_id] = count
+            else:
+                del self._counts[sequence_id]
+
+    def __len__(self) -> int:
+        return len(self._counts)

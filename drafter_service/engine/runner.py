@@ -1,0 +1,191 @@
+"""The eager runner: joins the head with the KV pool and runs a batch operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from drafter_kernels.paged_attention import paged_attention
+from torch import Tensor
+
+from drafter_service.engine.batch import RunEntry, RunResult
+from drafter_service.engine.operations import Stop
+from drafter_service.heads import MtpHead
+from drafter_service.state.pool import KvPool
+
+
+class EagerRunner:
+    """Runs batches: absorb all pairs of all entries at once, then draft for all entries at once, step by step.
+
+    Args:
+        head: computes.
+        pool: remembers.
+    """
+
+    def __init__(self, head: MtpHead, pool: KvPool) -> None:
+        self._head = head
+        self._pool = pool
+
+    @torch.inference_mode()
+    def run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
+        """One result an entry. If it raises, every row that was stored before is as it was."""
+        overwritten = self._overwritten(entries)
+        saved = self._pool.read(overwritten)
+        try:
+            return self._run(entries)
+        except BaseException:
+            self._pool.restore(overwritten, saved)
+            raise
+
+    def _run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
+        last_inputs = self._absorb(entries)
+        chains = [
+            _Chain(entry, index, entry.first_key + len(entry.tokens) - 1, entry.num_rows)
+            for index, entry in enumerate(entries)
+        ]
+        active = [chain for chain in chains if chain.entry.num_drafts > 0]
+        inputs = last_inputs[[chain.index for chain in active]] if active else last_inputs
+        while active:
+            recycled = self._draft(active, inputs)
+            going = [position for position, chain in enumerate(active) if chain.goes_on]
+            active = [active[position] for position in going]
+            if active:
+                inputs = self._absorb_drafts(active, recycled[going])
+        return [RunResult(tuple(chain.drafts), tuple(chain.logprobs), chain.stop) for chain in chains]
+
+    def _absorb(self, entries: Sequence[RunEntry]) -> Tensor:
+        """Writes the rows of all pairs; returns the decoder layer's input of each entry's last pair, [B, H]."""
+        tokens = torch.tensor([token for entry in entries for token in entry.tokens], dtype=torch.int64)
+        keys = torch.cat([torch.arange(e.first_key, e.first_key + len(e.tokens)) for e in entries])
+        slots = torch.cat([self._slots(e, e.row_begin, e.num_rows) for e in entries])
+        hiddens = torch.cat([entry.hiddens for entry in entries])
+        device = self._head.device
+        writer = _SlotWriter(self._pool, slots.to(device))
+        inputs = self._head.absorb(tokens.to(device), hiddens.to(device), keys.to(device), writer)
+        ends = torch.tensor([len(entry.tokens) for entry in entries]).cumsum(0) - 1
+        return inputs[ends.to(device)]
+
+    def _absorb_drafts(self, chains: Sequence[_Chain], recycled: Tensor) -> Tensor:
+        """Writes the scratch row of each chain's last draft; returns the layer's inputs, [B, H]."""
+        slots = [self._slots(chain.entry, chain.num_rows, chain.num_rows + 1) for chain in chains]
+        for chain in chains:
+            chain.key += 1
+            chain.num_rows += 1
+        device = self._head.device
+        tokens = torch.tensor([chain.drafts[-1] for chain in chains], device=device)
+        keys = torch.tensor([chain.key for chain in chains], device=device)
+        return self._head.absorb(tokens, recycled, keys, _SlotWriter(self._pool, torch.cat(slots).to(device)))
+
+    def _draft(self, chains: Sequence[_Chain], inputs: Tensor) -> Tensor:
+        """Makes the next draft of each chain; returns the hidden that each would go on with, [B, W]."""
+        device = self._head.device
+        reader = _PageReader(self._pool, *self._page_table(chains))
+        keys = torch.tensor([chain.key for chain in chains], device=device)
+        output = self._head.finish(inputs, keys, reader)
+        logits = self._masked(chains, output.logits)
+        best, ids = logits.max(dim=-1)
+        logprobs = best - logits.logsumexp(dim=-1)
+        for chain, draft, logprob in zip(chains, ids.tolist(), logprobs.tolist(), strict=True):
+            chain.add(draft, logprob)
+        return output.recycle
+
+    def _masked(self, chains: Sequence[_Chain], logits: Tensor) -> Tensor:
+        if all(chain.entry.masks is None for chain in chains):
+            return logits
+        logits = logits.clone()
+        for row, chain in zip(logits, chains, strict=True):
+            mask = chain.mask
+            if mask is not None:
+                row.masked_fill_(~mask.to(row.device), float("-inf"))
+        return logits
+
+    def _page_table(self, chains: Sequence[_Chain]) -> tuple[Tensor, Tensor]:
+        page_rows = self._pool.shape.page_rows
+        width = max(-(-chain.num_rows // page_rows) for chain in chains)
+        table = torch.full((len(chains), width), -1, dtype=torch.int32)
+        for row, chain in zip(table, chains, strict=True):
+            num_pages = -(-chain.num_rows // page_rows)
+            row[:num_pages] = torch.frombuffer(chain.entry.pages, dtype=torch.int32, count=num_pages)
+        counts = torch.tensor([chain.num_rows for chain in chains], dtype=torch.int32)
+        return table.to(self._head.device), counts.to(self._head.device)
+
+    def _slots(self, entry: RunEntry, begin: int, end: int) -> Tensor:
+        """Pool slots of rows begin <= row < end of the entry's sequence."""
+        page_rows = self._pool.shape.page_rows
+        rows = torch.arange(begin, end)
+        first_page = begin // page_rows
+        num_pages = -(-end // page_rows) - first_page
+        pages = torch.frombuffer(entry.pages, dtype=torch.int32, count=num_pages, offset=first_page * 4).long()
+        return pages[rows // page_rows - first_page] * page_rows + rows % page_rows
+
+    def _overwritten(self, entries: Sequence[RunEntry]) -> Tensor:
+        """Slots that hold live rows now and that the batch will write."""
+        slots = []
+        for entry in entries:
+            end = min(entry.num_live_rows, entry.num_rows + max(entry.num_drafts - 1, 0))
+            if end > entry.row_begin:
+                slots.append(self._slots(entry, entry.row_begin, end))
+        merged = torch.cat(slots) if slots else torch.empty(0, dtype=torch.int64)
+        return merged.to(self._head.device)
+
+
+@dataclass(slots=True)
+class _Chain:
+    """One entry's drafts as they grow."""
+
+    entry: RunEntry
+    index: int
+    key: int
+    num_rows: int
+    drafts: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop: Stop | None = None
+
+    @property
+    def mask(self) -> Tensor | None:
+        """What the next draft may be, bool [vocab]."""
+        masks = self.entry.masks
+        return None if masks is None else masks[min(len(self.drafts), len(masks) - 1)]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another draft is wanted."""
+        return self.stop is None and len(self.drafts) < self.entry.num_drafts
+
+    def add(self, draft: int, logprob: float) -> None:
+        """Takes up the next draft. One without probability (everything is masked) is no draft."""
+        if logprob != logprob:  # NaN: the maximum over nothing
+            self.stop = Stop.GRAMMAR
+            return
+        self.drafts.append(draft)
+        self.logprobs.append(logprob)
+        floor = self.entry.min_logprob
+        if floor is not None and logprob < floor:
+            self.stop = Stop.CONFIDENCE
+
+
+class _SlotWriter:
+    """Where `absorb` leaves the rows."""
+
+    def __init__(self, pool: KvPool, slots: Tensor) -> None:
+        self._pool = pool
+        self._slots = slots
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Stores one row a pair."""
+        self._pool.write(layer, self._slots, k, v)
+
+
+class _PageReader:
+    """Where `finish` finds the rows of a batch."""
+
+    def __init__(self, pool: KvPool, page_table: Tensor, row_counts: Tensor) -> None:
+        self._pool = pool
+        self._page_table = page_table
+        self._row_counts = row_counts
+
+    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        """Attention of one query a sequence over the rows that it holds."""
+        k_pages, v_pages = self._pool.pages(layer)
+        return paged_attention(q, k_pages, v_pages, self._page_table, self._row_counts, scale)

@@ -1,0 +1,55 @@
+"""Hidden rows as they arrive: bytes in, a private and checked tensor out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from specdraft.errors import Reason, make_error
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+)
+"""Element types of hidden rows, by the name used in the handshake."""
+
+
+def hidden_rows(data: bytes | bytearray, dtype: str, width: int) -> Tensor:
+    """Packed little-endian rows as a tensor [rows, width].
+
+    Args:
+        data: private to the service. A bytearray is used in place, bytes are copied.
+        dtype: name of the element type.
+        width: elements of a row; len(data) is a multiple of the row's bytes.
+
+    Raises:
+        HIDDEN_NOT_FINITE: an element is NaN or infinite, naming the first such row.
+    """
+    buffer = data if isinstance(data, bytearray) else bytearray(data)
+    rows = torch.frombuffer(buffer, dtype=DTYPES[dtype]).view(-1, width)
+    # A sum is finite only if all its terms are; only when it is not (which overflow can cause too) look at each.
+    if not torch.isfinite(rows.sum(dtype=torch.float64)):
+        finite = torch.isfinite(rows).all(dim=1)
+        if not finite.all():
+            row = int((~finite).nonzero()[0, 0])
+            raise make_error(Reason.HIDDEN_NOT_FINITE, f"hidden row {row} holds NaN or an infinity", row=row)
+    return rows
+
+
+def mask_rows(words: list[int], vocab_size: int) -> Tensor:
+    """Grammar mask words as bool [rows, vocab_size]; bit id % 32 of word id // 32 allows id.
+
+    Args:
+        words: unsigned, a multiple of ceil(vocab_size / 32).
+        vocab_size: ids.
+    """
+    packed = torch.tensor(words, dtype=torch.int64).view(-1, -(-vocab_size // 32), 1)
+    bits = (packed >> torch.arange(32)) & 1
+    return bits.flatten(1)[:, :vocab_size].bool()
+
+
+def embedding_bytes(embedding: Tensor, dtype: str) -> bytes:
+    """An embedding [H] as little-endian elements of a hidden dtype."""
+    return bytes(embedding.to(DTYPES[dtype]).contiguous().view(torch.uint8).tolist())

@@ -1,0 +1,249 @@
+"""The service put together: what is started in which order, and ended in which."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+from prometheus_client import CollectorRegistry, start_http_server
+
+from drafter_service.config import DESCRIPTOR_SUFFIX, ConfigError, ServiceConfig
+from drafter_service.heads import CheckpointError, HeadPlan, HiddenSource, RecycleSource, plan_head
+from drafter_service.server.facts import HeadFacts, ServiceFacts, read_boot_id
+from drafter_service.server.health import Health, start_probe_server
+from drafter_service.server.interceptors import StatusInterceptor
+from drafter_service.server.listeners import SOCKET_MODE, SocketOwnership, bind_tcp, bind_unix
+from drafter_service.server.servicer import DrafterServicer
+from drafter_service.telemetry import Metrics
+from specdraft.v1 import drafter_pb2_grpc
+
+if TYPE_CHECKING:
+    from drafter_service.engine.batch import Runner
+    from drafter_service.server.assembly import Assembly
+
+_log = logging.getLogger(__name__)
+
+REAP_S = 0.25
+MIN_PING_INTERVAL_S = 10
+STUCK_S = 30.0
+"""An engine whose heart has not beaten for so long is dead."""
+
+STOP_GRACE_S = 2.0
+SPARE_CALLS = 256
+"""Calls beyond threads and streams that may wait, health watchers among them; more are RESOURCE_EXHAUSTED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the service is reached; a port is None where there is no listener."""
+
+    socket: Path | None
+    listen_port: int | None
+    metrics_port: int | None
+    health_port: int | None
+
+
+class Service:
+    """One running service.
+
+    Args:
+        config: its settings.
+        wrap_runner: put around what runs batches; tests hold, fail or count there.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        wrap_runner: Callable[[Runner], Runner] = lambda runner: runner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry, config.max_drafts)
+        self.assembly: Assembly | None = None
+        self._clock = clock
+        self._wrap_runner = wrap_runner
+        self._servicer = DrafterServicer(clock)
+        self._health = Health(self._is_live)
+        self._closers: list[Callable[[], object]] = []
+        self._stopping = threading.Event()
+
+    def start(self) -> Addresses:
+        """Starts listening, then loads, tests and serves. Raises ConfigError, having released what it took."""
+        try:
+            return self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> Addresses:
+        plan = self._plan()
+        addresses, server, ownership = self._listen()
+        descriptor_socket = ownership and Path(f"{ownership.path}{DESCRIPTOR_SUFFIX}")
+        # Imported now: what is wrong with settings or checkpoint has been said before torch is loaded.
+        from drafter_service.server.assembly import assemble
+
+        assembly = assemble(self.config, plan, self._wrap_runner, self.metrics, self._clock)
+        self.assembly = assembly
+        self._closers.append(assembly.close)
+        facts = self._facts(plan, assembly, descriptor_socket)
+        parts = assembly.parts(facts, SOCKET_MODE)
+        self._servicer.serve(parts)
+        self._watch()
+        self._health.set_serving(True)
+        reaper = threading.Thread(target=self._reap, name="reaper", daemon=True)
+        reaper.start()
+        self._closers.append(reaper.join)
+        del server
+        return addresses
+
+    def _plan(self) -> HeadPlan:
+        config = self.config
+        dtype = config.dtype if config.dtype != "auto" else None if config.device.startswith("cuda") else "float32"
+        try:
+            return plan_head(
+                config.checkpoint,
+                config.target_checkpoint,
+                dtype=dtype,
+                hidden_source=None if config.hidden_source == "auto" else HiddenSource(config.hidden_source),
+                recycle=None if config.recycle == "auto" else RecycleSource(config.recycle),
+            )
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from error
+
+    def _listen(self) -> tuple[Addresses, grpc.Server, SocketOwnership | None]:
+        config = self.config
+        ownership = SocketOwnership(config.socket) if config.socket else None
+        if ownership:
+            self._closers.append(ownership.close)
+        server = self._make_server()
+        if ownership:
+            bind_unix(server, ownership.path)
+        listen_port = bind_tcp(server, config) if config.listen else None
+        server.start()
+        self._closers.append(lambda: server.stop(STOP_GRACE_S).wait())
+        metrics_port = self._start_metrics()
+        health_port = self._start_probes()
+        return Addresses(config.socket, listen_port, metrics_port, health_port), server, ownership
+
+    def _make_server(self) -> grpc.Server:
+        config = self.config
+        threads = config.workers + config.max_sessions
+        server = grpc.server(
+            futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
+            interceptors=[StatusInterceptor(self.metrics, self._clock)],
+            options=[
+                ("grpc.max_receive_message_length", config.message_bytes),
+                ("grpc.max_send_message_length", config.message_bytes),
+                ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_S * 1000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.so_reuseport", 0),
+            ],
+            maximum_concurrent_rpcs=threads + SPARE_CALLS,
+        )
+        drafter_pb2_grpc.add_DrafterServicer_to_server(self._servicer, server)
+        self._health.add_to(server)
+        self._closers.append(self._health.close)
+        return server
+
+    def _start_metrics(self) -> int | None:
+        port = self.config.metrics_port
+        if port is None:
+            return None
+        try:
+            server, thread = start_http_server(port, self.config.probe_host, self.registry)
+        except OSError as error:
+            raise ConfigError(f"--metrics-port {port} cannot be bound: {error.strerror}") from error
+        self._closers.append(lambda: (server.shutdown(), server.server_close(), thread.join()))
+        return int(server.server_port)
+
+    def _start_probes(self) -> int | None:
+        port = self.config.health_port
+        if port is None:
+            return None
+        try:
+            server, bound = start_probe_server(self._health, self.config.probe_host, port)
+        except RuntimeError as error:
+            raise ConfigError(f"--health-port {port} cannot be bound") from error
+        self._closers.append(lambda: server.stop(0).wait())
+        return bound
+
+    def _facts(self, plan: HeadPlan, assembly: Assembly, descriptor_socket: Path | None) -> ServiceFacts:
+        head = plan.config
+        facts = HeadFacts(
+            model_type=head.model_type,
+            fingerprint=assembly.head.fingerprint,
+            hidden_width=head.hidden_width,
+            head_width=head.hidden_size,
+            dtype=head.dtype,
+            hidden_source=head.hidden_source.value,
+            vocab_size=head.vocab_size,
+            max_seq_len=assembly.max_seq_len,
+            num_layers=head.num_layers,
+            num_kv_heads=head.num_kv_heads,
+            head_dim=head.head_dim,
+            kv_bytes_per_row=head.kv_row_bytes,
+        )
+        levers = {"hidden_source": head.hidden_source.value, "recycle": head.recycle.value, "dtype": head.dtype}
+        release = version("drafter-service")
+        info = {"model_type": head.model_type, "fingerprint": facts.fingerprint, **levers}
+        self.metrics.describe(info, release)
+        return ServiceFacts(
+            config=self.config,
+            head=facts,
+            num_pages=assembly.num_pages,
+            incarnation=secrets.token_bytes(16),
+            boot_id=read_boot_id(),
+            version=release,
+            descriptor_socket=descriptor_socket,
+            levers=levers,
+        )
+
+    def _watch(self) -> None:
+        assert self.assembly is not None, "called once it is there"
+        ledger, sessions = self.assembly.engine.ledger, self.assembly.sessions
+        allocator, carries = ledger.allocator, ledger.carries
+        self.metrics.watch(
+            {"sessions": lambda: len(sessions), "sequences": lambda: len(ledger.sequences)},
+            {
+                "free": lambda: allocator.num_free,
+                "carried": lambda: carries.num_pages,
+                "live": lambda: allocator.num_pages - allocator.num_free - carries.num_pages,
+            },
+        )
+
+    def drain(self) -> None:
+        """Turns health to NOT_SERVING, refuses new work, and waits until what was accepted is answered."""
+        self._health.set_serving(False)
+        self._servicer.drain()
+        if self.assembly is not None:
+            self.assembly.engine.stop(timeout_s=self.config.drain_s)
+
+    def close(self) -> None:
+        """Ends everything that was started, last first. Safe to call twice."""
+        self._stopping.set()
+        while self._closers:
+            self._closers.pop()()
+
+    def _is_live(self) -> bool:
+        engine = self.assembly.engine if self.assembly else None
+        return engine is None or (engine.is_alive and self._clock() - engine.heartbeat < STUCK_S)
+
+    def _reap(self) -> None:
+        assert self.assembly is not None, "started once it is there"
+        while not self._stopping.wait(REAP_S):
+            for session in self.assembly.sessions.pop_expired():
+                self._servicer.end_session(session, "expired")
+            self._health.check()
+        for session in self.assembly.sessions.pop_all():
+            self._servicer.end_session(session, "shutdown")

@@ -1,0 +1,160 @@
+"""Head, pool, books and engine put together. Imports torch; `app` imports this late."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from drafter_service.config import MIB, ConfigError, ServiceConfig
+from drafter_service.engine import Engine, HeadIdentity, Ledger, Scheduler
+from drafter_service.engine.batch import Runner
+from drafter_service.engine.operations import InFlight
+from drafter_service.engine.runner import EagerRunner
+from drafter_service.heads import HeadPlan, MtpHead, load_planned_head
+from drafter_service.memory import DescriptorServer
+from drafter_service.memory.hiddens import embedding_bytes
+from drafter_service.server.calls import Calls
+from drafter_service.server.facts import ServiceFacts
+from drafter_service.server.handshake import Handshake
+from drafter_service.server.self_test import SelfTestError, self_test
+from drafter_service.server.servicer import Parts
+from drafter_service.state import PageAllocator, SessionTable
+from drafter_service.state.pool import KvPool, PoolShape
+from drafter_service.telemetry import Metrics
+
+_log = logging.getLogger(__name__)
+
+CPU_KV_BYTES = 256 * MIB
+
+
+class Assembly:
+    """The parts that compute and remember.
+
+    Args:
+        config: the settings.
+        head: the loaded head.
+        pool: the KV.
+        engine: not started yet.
+        metrics: counts.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        head: MtpHead,
+        pool: KvPool,
+        engine: Engine,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.config = config
+        self.head = head
+        self.pool = pool
+        self.engine = engine
+        self.sessions = SessionTable(config.lease_s, config.grace_s, config.max_sessions, clock)
+        self._metrics = metrics
+        self._clock = clock
+        self._descriptors: DescriptorServer | None = None
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+        return self.pool.num_pages
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest sequence, in tokens."""
+        longest = self.head.config.max_position
+        return min(self.config.max_seq_len or longest, longest)
+
+    def parts(self, facts: ServiceFacts, socket_mode: int) -> Parts:
+        """What the RPCs need."""
+        if facts.descriptor_socket is not None:
+            self._descriptors = DescriptorServer(facts.descriptor_socket, socket_mode)
+        calls = Calls(self.engine, facts, self._metrics, self._embed, self._clock)
+        return Parts(self.engine, calls, self.sessions, Handshake(facts, self._descriptors), self._metrics)
+
+    def close(self) -> None:
+        """Ends the engine and the side socket."""
+        self.engine.stop()
+        if self._descriptors is not None:
+            self._descriptors.close()
+
+    def _embed(self, token: int, dtype: str) -> bytes:
+        return embedding_bytes(self.head.embed(torch.tensor([token], device=self.head.device))[0].cpu(), dtype)
+
+
+def assemble(
+    config: ServiceConfig,
+    plan: HeadPlan,
+    wrap_runner: Callable[[Runner], Runner],
+    metrics: Metrics,
+    clock: Callable[[], float],
+) -> Assembly:
+    """Loads the head, makes the pool, starts the engine and has it pass the self-test. Raises ConfigError."""
+    if config.torch_threads:
+        torch.set_num_threads(config.torch_threads)
+    device = _device(config)
+    began = clock()
+    head = load_planned_head(plan, device)
+    pool = _pool(config, head, device)
+    identity = HeadIdentity(head.fingerprint, config.page_rows)
+    ledger = Ledger(PageAllocator(pool.num_pages), identity, metrics)
+    scheduler = Scheduler(config.max_batch, config.prefill_rows)
+    runner = wrap_runner(EagerRunner(head, pool))
+    engine = Engine(ledger, scheduler, runner, InFlight(config.max_in_flight), metrics, clock)
+    assembly = Assembly(config, head, pool, engine, metrics, clock)
+    engine.start()
+    try:
+        self_test(engine, head, clock)
+    except SelfTestError as error:
+        engine.stop()
+        raise ConfigError(str(error)) from error
+    _log.info(
+        "%s from %s on %s: %.1f MiB of weights, %d pages of %d rows, ready after %.1f s",
+        plan.config.model_type,
+        Path(config.checkpoint).name,
+        device,
+        head.weight_bytes() / MIB,
+        pool.num_pages,
+        config.page_rows,
+        clock() - began,
+    )
+    return assembly
+
+
+def _device(config: ServiceConfig) -> torch.device:
+    name = config.device
+    if name == "auto":
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name!r} is no device") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {name}: {torch.cuda.device_count()} GPUs are visible")
+    if device.type not in {"cpu", "cuda"}:
+        raise ConfigError(f"--device {name}: neither cpu nor cuda")
+    return device
+
+
+def _pool(config: ServiceConfig, head: MtpHead, device: torch.device) -> KvPool:
+    layout = head.kv_layout()
+    shape = PoolShape(layout.num_layers, config.page_rows, layout.num_kv_heads, layout.head_dim, layout.dtype)
+    budget = config.kv_bytes
+    if not budget:
+        if device.type == "cuda":
+            raise ConfigError("--kv-bytes is required on a GPU: the target's memory is not ours to guess from")
+        budget = CPU_KV_BYTES
+    num_pages = budget // shape.page_bytes
+    if num_pages == 0:
+        raise ConfigError(f"--kv-bytes {budget} holds no page: one has {shape.page_bytes} bytes")
+    try:
+        return KvPool(shape, num_pages, device)
+    except torch.OutOfMemoryError as error:
+        free = torch.cuda.mem_get_info(device)[0]
+        raise ConfigError(f"--kv-bytes {budget} does not fit: {free} bytes are free on {device}") from error

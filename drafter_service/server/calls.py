@@ -1,0 +1,169 @@
+"""What each request of a session means: decode, ask the engine, encode. The same for unary calls and for `Drive`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from google.protobuf.message import Message
+
+from drafter_service.engine import Engine
+from drafter_service.engine import operations as ops
+from drafter_service.memory import HostArena, SlotOutputs
+from drafter_service.server import encoding
+from drafter_service.server.decoding import Decoded, Decoder
+from drafter_service.server.facts import ServiceFacts
+from drafter_service.server.refusals import not_implemented
+from drafter_service.state import Session
+from drafter_service.telemetry import Metrics
+from specdraft.errors import Reason, SpecdraftError, make_error
+from specdraft.v1 import drafter_pb2 as pb
+from specdraft.v1 import session_pb2
+
+Encode = Callable[[Session, Message, Sequence[ops.Outcome]], Message]
+Decode = Callable[[Session, Message], Decoded]
+
+
+@dataclass(frozen=True, slots=True)
+class Answerable:
+    """A call whose outcomes are there.
+
+    Attributes:
+        encode: makes the answer, or raises SpecdraftError. To be called once, outside the engine's thread.
+        finished_at: monotonic seconds.
+    """
+
+    encode: Callable[[], Message]
+    finished_at: float
+
+
+class Calls:
+    """Begins calls of sessions.
+
+    Args:
+        engine: does them.
+        facts: limits and head.
+        metrics: counts refusals and stages.
+        embed: embedding of a token, as little-endian elements of a hidden dtype.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        facts: ServiceFacts,
+        metrics: Metrics,
+        embed: Callable[[int, str], bytes],
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._facts = facts
+        self._metrics = metrics
+        self._embed = embed
+        self._clock = clock
+        self._kinds = self._make_kinds(Decoder(facts))
+
+    def _make_kinds(self, decoder: Decoder) -> Mapping[type[Message], tuple[Callable[..., Decoded], Encode]]:
+        head, page_rows = self._facts.head, self._facts.config.page_rows
+        take_kv = partial(encoding.take_kv_response, head=head, page_rows=page_rows)
+        return {
+            pb.ProposeRequest: (decoder.propose, self._propose_response),
+            pb.CatchupRequest: (decoder.catchup, _plain(encoding.catchup_response)),
+            pb.OpenSequenceRequest: (decoder.open_sequence, _plain(encoding.open_sequence_response)),
+            pb.GetSequenceRequest: (decoder.get_sequence, _plain(encoding.get_sequence_response)),
+            pb.TruncateRequest: (decoder.truncate, _plain(encoding.truncate_response)),
+            pb.CloseSequenceRequest: (decoder.close_sequence, _plain(encoding.close_sequence_response)),
+            pb.TakeKVRequest: (decoder.take_kv, _plain(take_kv)),
+            pb.InstallKVRequest: (decoder.install_kv, _plain(encoding.install_kv_response)),
+            pb.FreeKVRequest: (decoder.free_kv, _plain(encoding.free_kv_response)),
+        }
+
+    def begin(
+        self, session: Session, request: Message, deadline: float, on_done: Callable[[Answerable], None]
+    ) -> None:
+        """Begins a call; `on_done` is called once, from any thread, and must be quick.
+
+        Args:
+            session: the caller's.
+            request: any request that a `DriveRequest` can hold.
+            deadline: monotonic seconds.
+            on_done: gets the answer.
+
+        Raises:
+            SpecdraftError: the request is wrong as a whole; `on_done` is not called then.
+        """
+        if isinstance(request, session_pb2.KeepAliveRequest):
+            answer = self.keep_alive(session, request)
+            on_done(Answerable(lambda: answer, self._clock()))
+            return
+        kind = self._kinds.get(type(request))
+        if kind is None:
+            raise not_implemented(type(request).__name__.removesuffix("Request"))
+        decode, encode = kind
+        decoded = decode(session, request)
+
+        def finish(outcomes: Sequence[ops.Outcome]) -> None:
+            on_done(Answerable(partial(self._encode, encode, session, request, outcomes), self._clock()))
+
+        call = ops.Call(decoded.operations, self._clock(), deadline, finish)
+        for index, error in decoded.refused.items():
+            call.finish(index, ops.Refusal(error, None))
+        if call.open_indices():
+            self._engine.submit(call)
+
+    def keep_alive(self, session: Session, request: session_pb2.KeepAliveRequest) -> session_pb2.KeepAliveResponse:
+        """`KeepAlive`: finding the session has renewed its lease already."""
+        if isinstance(session.arena, HostArena) and request.arena_nonce:
+            if request.arena_nonce != session.arena.nonce:
+                raise make_error(Reason.MAPPING_NOT_PROVEN, "the nonce is not the one in the arena")
+            session.mapping_proven = True
+        return session_pb2.KeepAliveResponse(
+            lease_ms=int(self._facts.config.lease_s * 1000),
+            mapping_proven=session.mapping_proven or session.arena is None,
+        )
+
+    def _encode(self, encode: Encode, session: Session, request: Message, outcomes: Sequence[ops.Outcome]) -> Message:
+        batch = isinstance(request, pb.ProposeRequest | pb.CatchupRequest)
+        for outcome in outcomes if batch else ():
+            if isinstance(outcome, ops.Refusal) and outcome.error.reason:
+                self._metrics.error(outcome.error.reason)
+        return encode(session, request, outcomes)
+
+    def _propose_response(self, session: Session, request: Message, outcomes: Sequence[ops.Outcome]) -> Message:
+        assert isinstance(request, pb.ProposeRequest), "kinds say so"
+        for entry, outcome in zip(request.entries, outcomes, strict=True):
+            if entry.HasField("output_slot") and isinstance(session.arena, HostArena):
+                self._write_outputs(session, session.arena, entry, outcome)
+        return encoding.propose_response(outcomes)
+
+    def _write_outputs(self, session: Session, arena: HostArena, entry: pb.ProposeEntry, outcome: ops.Outcome) -> None:
+        if entry.output_slot >= arena.layout.wish.num_slots:
+            return
+        if isinstance(outcome, ops.Written):
+            drafts, logprobs, stop = outcome.drafts, outcome.logprobs, outcome.stop
+            embedding = self._embed(drafts[-1], session.agreement.hidden_dtype) if drafts else b""
+            status, view = 0, outcome.view
+        else:
+            assert isinstance(outcome, ops.Refusal), "a write has two kinds of outcome"
+            assert outcome.error.reason, "the service's own errors have reasons"
+            drafts, logprobs, stop, embedding = (), (), None, b""
+            status, view = int(encoding.reason_number(outcome.error.reason)), outcome.view
+        outputs = SlotOutputs(
+            op=entry.op,
+            status=status,
+            stop_reason=stop.value if stop else 0,
+            drafts=drafts,
+            logprobs=logprobs,
+            last_embedding=embedding,
+            row_count=view.row_count if view else 0,
+            last_pair_key=view.last_pair_key if view else -1,
+        )
+        try:
+            arena.write_outputs(entry.output_slot, outputs)
+        except SpecdraftError:
+            return  # the session ended meanwhile: nobody looks there any more
+
+
+def _plain(encode: Callable[[Sequence[ops.Outcome]], Message]) -> Encode:
+    return lambda _session, _request, outcomes: encode(outcomes)

@@ -1,0 +1,262 @@
+"""Requests into operations: everything that can be wrong with a message by itself is found here."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import Message
+
+from drafter_service.engine import operations as ops
+from drafter_service.memory.hiddens import mask_rows
+from drafter_service.server.facts import ServiceFacts
+from drafter_service.server.hiddens import arena_of, check_slot, read_hiddens
+from drafter_service.server.refusals import invalid_field, not_implemented
+from drafter_service.state import Session
+from specdraft.errors import Reason, SpecdraftError, make_error
+from specdraft.v1 import drafter_pb2 as pb
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LABEL_MAX_BYTES = 64
+OPEN_ID_BYTES = 16
+
+
+@dataclass(slots=True)
+class Decoded:
+    """The operations of a call, and those of them that are refused already.
+
+    Attributes:
+        operations: one an entry.
+        refused: by index, why; the engine never sees these.
+    """
+
+    operations: list[ops.Operation] = field(default_factory=list)
+    refused: dict[int, SpecdraftError] = field(default_factory=dict)
+
+
+class Decoder:
+    """Turns requests of a session into operations.
+
+    Args:
+        facts: limits and head.
+    """
+
+    def __init__(self, facts: ServiceFacts) -> None:
+        self._facts = facts
+        self._vocab_size = facts.head.vocab_size
+
+    def catchup(self, session: Session, request: pb.CatchupRequest) -> Decoded:
+        """`Catchup`."""
+        decoded = self._batch(request.entries)
+        for index, entry in enumerate(request.entries):
+            write = ops.Write(
+                session.session_id,
+                entry.sequence_id,
+                entry.op,
+                _digest(entry),
+                self._deferred(session, entry, self._facts.config.prefill_rows),
+                None,
+            )
+            self._add(decoded, index, write)
+        return decoded
+
+    def propose(self, session: Session, request: pb.ProposeRequest) -> Decoded:
+        """`Propose`."""
+        if request.HasField("lane_ticket"):
+            raise not_implemented("ProposeRequest.lane_ticket")
+        decoded = self._batch(request.entries)
+        for index, entry in enumerate(request.entries):
+            pairs = self._deferred(session, entry, session.agreement.max_drafts + 1)
+            drafts = ops.DraftWish(0)
+            try:
+                drafts = self._draft_wish(session, entry)
+            except SpecdraftError as error:
+                pairs = error
+            self._add(
+                decoded,
+                index,
+                ops.Write(session.session_id, entry.sequence_id, entry.op, _digest(entry), pairs, drafts),
+            )
+        return decoded
+
+    def open_sequence(self, session: Session, request: pb.OpenSequenceRequest) -> Decoded:
+        """`OpenSequence`."""
+        if len(request.open_id) != OPEN_ID_BYTES:
+            raise invalid_field("open_id", f"{len(request.open_id)} bytes", f"{OPEN_ID_BYTES} bytes")
+        if request.rows_policy == pb.ROWS_POLICY_APPROXIMATE:
+            raise not_implemented("OpenSequenceRequest.rows_policy APPROXIMATE")
+        max_seq_len = self._facts.head.max_seq_len
+        budget = request.budget_tokens or max_seq_len
+        if budget > max_seq_len:
+            raise invalid_field("budget_tokens", budget, f"at most {max_seq_len}")
+        sequence_id = secrets.token_bytes(16)
+        limit = self._facts.config.max_sequences
+        return _single(
+            ops.Open(session.session_id, sequence_id, request.open_id, budget, request.reserve, max_sequences=limit)
+        )
+
+    def get_sequence(self, session: Session, request: pb.GetSequenceRequest) -> Decoded:
+        """`GetSequence`."""
+        return _single(ops.Get(session.session_id, request.sequence_id))
+
+    def truncate(self, session: Session, request: pb.TruncateRequest) -> Decoded:
+        """`Truncate`."""
+        _check_op(request.op)
+        if request.first_key < 0:
+            raise invalid_field("first_key", request.first_key, "0 or more")
+        return _single(
+            ops.Truncate(
+                session.session_id,
+                request.sequence_id,
+                request.op,
+                _digest(request),
+                request.first_key,
+                _accepted(request),
+            )
+        )
+
+    def close_sequence(self, session: Session, request: pb.CloseSequenceRequest) -> Decoded:
+        """`CloseSequence`."""
+        _check_op(request.op)
+        return _single(
+            ops.Close(session.session_id, request.sequence_id, request.op, _digest(request), _accepted(request))
+        )
+
+    def take_kv(self, session: Session, request: pb.TakeKVRequest) -> Decoded:
+        """`TakeKV`."""
+        _check_op(request.op)
+        size = len(request.label.encode())
+        if size > LABEL_MAX_BYTES:
+            raise invalid_field("label", f"{size} bytes", f"at most {LABEL_MAX_BYTES} bytes")
+        return _single(
+            ops.Take(session.session_id, request.sequence_id, request.op, _digest(request), request.label)
+        )
+
+    def install_kv(self, session: Session, request: pb.InstallKVRequest) -> Decoded:
+        """`InstallKV`."""
+        _check_op(request.op)
+        keep = request.keep_keys_below if request.HasField("keep_keys_below") else None
+        if keep is not None and keep < 0:
+            raise invalid_field("keep_keys_below", keep, "0 or more")
+        return _single(
+            ops.Install(
+                session.session_id,
+                request.sequence_id,
+                request.op,
+                _digest(request),
+                request.kv_id,
+                keep,
+                request.head_fingerprint,
+            )
+        )
+
+    def free_kv(self, session: Session, request: pb.FreeKVRequest) -> Decoded:
+        """`FreeKV`."""
+        return _single(ops.Free(session.session_id, b"", request.kv_id))
+
+    def _batch(self, entries: Sequence[pb.CatchupEntry | pb.ProposeEntry]) -> Decoded:
+        limit = self._facts.config.max_batch
+        if not entries:
+            raise invalid_field("entries", 0, f"1 to {limit} entries")
+        if len(entries) > limit:
+            raise make_error(
+                Reason.BATCH_TOO_LARGE, f"{len(entries)} entries; at most {limit}", entries=len(entries), limit=limit
+            )
+        decoded = Decoded()
+        counts = Counter(entry.sequence_id for entry in entries)
+        for index, entry in enumerate(entries):
+            if counts[entry.sequence_id] > 1:
+                decoded.refused[index] = make_error(
+                    Reason.DUPLICATE_SEQUENCE, "the sequence stands more than once in this call"
+                )
+        return decoded
+
+    def _add(self, decoded: Decoded, index: int, write: ops.Write) -> None:
+        decoded.operations.append(write)
+        if write.op == 0:
+            decoded.refused.setdefault(index, invalid_field("op", 0, "1 or more"))
+
+    def _deferred(
+        self, session: Session, entry: pb.CatchupEntry | pb.ProposeEntry, limit: int
+    ) -> ops.WriteWish | SpecdraftError:
+        try:
+            pairs = entry.pairs
+            self._check_tokens(pairs, limit)
+            hiddens = read_hiddens(session, pairs.hiddens)
+        except SpecdraftError as error:
+            return error
+        return ops.WriteWish(pairs.first_key, tuple(pairs.tokens), hiddens, pairs.allow_gap, _accepted(entry))
+
+    def _check_tokens(self, pairs: pb.Pairs, limit: int) -> None:
+        if pairs.first_key < 0:
+            raise invalid_field("pairs.first_key", pairs.first_key, "0 or more")
+        if pairs.rope_positions:
+            raise not_implemented("Pairs.rope_positions")
+        if pairs.HasField("embeddings"):
+            raise not_implemented("Pairs.embeddings")
+        count, rows = len(pairs.tokens), pairs.hiddens.row_count
+        if count == 0 or count != rows:
+            raise make_error(
+                Reason.PAIR_COUNT_MISMATCH, f"{count} tokens and {rows} hidden rows", tokens=count, rows=rows
+            )
+        if count > limit:
+            raise make_error(Reason.TOO_MANY_PAIRS, f"{count} pairs; at most {limit}", pairs=count, limit=limit)
+        if max(pairs.tokens) >= self._vocab_size:
+            index = next(index for index, token in enumerate(pairs.tokens) if token >= self._vocab_size)
+            raise make_error(
+                Reason.TOKEN_OUT_OF_RANGE,
+                f"tokens[{index}] is {pairs.tokens[index]}; ids are below {self._vocab_size}",
+                index=index,
+                token=pairs.tokens[index],
+                vocab_size=self._vocab_size,
+            )
+
+    def _draft_wish(self, session: Session, entry: pb.ProposeEntry) -> ops.DraftWish:
+        limit = session.agreement.max_drafts
+        if entry.draft_count > limit:
+            raise make_error(
+                Reason.TOO_MANY_DRAFTS, f"{entry.draft_count} drafts; at most {limit}", drafts=entry.draft_count, limit=limit
+            )
+        min_logprob = entry.min_logprob if entry.HasField("min_logprob") else None
+        if min_logprob is not None and math.isnan(min_logprob):
+            raise invalid_field("min_logprob", "NaN", "a number")
+        if entry.HasField("output_slot"):
+            check_slot(arena_of(session), entry.output_slot)
+        masks = self._masks(entry) if entry.HasField("mask") else None
+        return ops.DraftWish(entry.draft_count, min_logprob, masks)
+
+    def _masks(self, entry: pb.ProposeEntry) -> Tensor:
+        width = -(-self._vocab_size // 32)
+        words = len(entry.mask.words)
+        if words not in {width, max(entry.draft_count, 1) * width}:
+            expected = f"{width} or {entry.draft_count} x {width}"
+            raise make_error(
+                Reason.MASK_SIZE_MISMATCH, f"{words} mask words; expected {expected}", words=words, expected=expected
+            )
+        return mask_rows(list(entry.mask.words), self._vocab_size)
+
+
+def _single(operation: ops.Operation) -> Decoded:
+    return Decoded([operation])
+
+
+def _digest(message: Message) -> bytes:
+    return hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()
+
+
+def _check_op(op: int) -> None:
+    if op == 0:
+        raise invalid_field("op", 0, "1 or more")
+
+
+def _accepted(
+    request: pb.CatchupEntry | pb.ProposeEntry | pb.TruncateRequest | pb.CloseSequenceRequest,
+) -> int | None:
+    return request.accepted_drafts if request.HasField("accepted_drafts") else None

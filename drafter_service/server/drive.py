@@ -1,0 +1,207 @@
+"""The hot path: one open stream of a session."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+from google.protobuf.message import Message
+
+from drafter_service.engine import draining
+from drafter_service.server.calls import Answerable, Calls
+from drafter_service.server.encoding import entry_status
+from drafter_service.server.interceptors import Ended
+from drafter_service.server.refusals import invalid_field
+from drafter_service.state import Session
+from drafter_service.telemetry import Metrics
+from specdraft.errors import Code, Reason, SpecdraftError, make_error
+from specdraft.v1 import drafter_pb2 as pb
+
+_log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+"""How often an otherwise silent stream looks for requests that have timed out."""
+
+METHODS = {
+    "propose": "Propose",
+    "catchup": "Catchup",
+    "truncate": "Truncate",
+    "open_sequence": "OpenSequence",
+    "close_sequence": "CloseSequence",
+    "get_sequence": "GetSequence",
+    "take_kv": "TakeKV",
+    "install_kv": "InstallKV",
+    "free_kv": "FreeKV",
+    "fork_sequence": "ForkSequence",
+    "read_drafts": "ReadDrafts",
+    "keep_alive": "KeepAlive",
+}
+"""The RPC that each member of `DriveRequest.request` stands for."""
+
+
+class Lease(Protocol):
+    """Renews the session of a stream."""
+
+    def __call__(self) -> Session:
+        """The session. Raises SESSION_UNKNOWN once it has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that waits for its answer."""
+
+    kind: str
+    began: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """An answer on its way out."""
+
+    correlation_id: int
+    answer: Answerable | SpecdraftError
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """No more requests: the client has finished, or the stream is to end with an error, or it broke (None)."""
+
+    error: SpecdraftError | None
+    is_broken: bool = False
+
+
+class Drive:
+    """One stream: a thread of its own reads and begins, gRPC's thread encodes and writes.
+
+    Args:
+        calls: begins requests.
+        lease: the session, renewed.
+        metrics: counts and times, under the names of the unary calls.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, calls: Calls, lease: Lease, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._calls = calls
+        self._lease = lease
+        self._metrics = metrics
+        self._clock = clock
+        self._outbox: queue.SimpleQueue[_Ready | _End] = queue.SimpleQueue()
+        self._asked: dict[int, _Asked] = {}
+        self._is_draining = threading.Event()
+        self.is_broken = False
+
+    def fence(self) -> None:
+        """Ends the stream at once: a later one has taken over."""
+        self._outbox.put(_End(make_error(Reason.SESSION_FENCED, "a later stream of this session has taken over")))
+
+    def drain(self) -> None:
+        """Refuses what comes now, answers what was accepted, then ends."""
+        self._is_draining.set()
+        self._outbox.put(_End(draining()))
+
+    def read(self, requests: Iterator[pb.DriveRequest]) -> None:
+        """Begins every request, in order. Runs in a thread of its own until the requests end."""
+        try:
+            for request in requests:
+                self._begin(request)
+        except grpc.RpcError:
+            self._outbox.put(_End(None, is_broken=True))
+        except Exception:
+            _log.exception("a stream's reader failed")
+            self._outbox.put(_End(make_error(Reason.INTERNAL, "the stream failed inside the service")))
+        else:
+            self._outbox.put(_End(None))
+
+    def responses(self) -> Iterator[pb.DriveResponse]:
+        """Answers as they are ready. Raises what ends the stream early."""
+        end: _End | None = None
+        while end is None or self._asked:
+            try:
+                item = self._outbox.get(timeout=TICK_S)
+            except queue.Empty:
+                yield from self._timed_out()
+                continue
+            if isinstance(item, _Ready):
+                yield from self._answer(item)
+            elif item.is_broken:
+                self.is_broken = True
+                raise Ended
+            elif item.error is not None and item.error.reason is Reason.SESSION_FENCED:
+                raise item.error
+            else:
+                end = end or item
+        if end.error is not None:
+            raise end.error
+
+    def _begin(self, request: pb.DriveRequest) -> None:
+        correlation_id = request.correlation_id
+        now = self._clock()
+        kind = request.WhichOneof("request")
+        try:
+            if correlation_id in self._asked:
+                raise invalid_field("correlation_id", correlation_id, "one that no unanswered request has")
+        except SpecdraftError as error:
+            # The id belongs to another request, whose answer must not be mistaken for this one's.
+            self._outbox.put(_End(error))
+            return
+        self._asked[correlation_id] = _Asked(kind or "", now, now + request.timeout_ms / 1000)
+        try:
+            inner = self._checked(request, kind)
+            session = self._lease()
+            deadline = self._asked[correlation_id].deadline
+            self._calls.begin(
+                session, inner, deadline, lambda answer: self._outbox.put(_Ready(correlation_id, answer))
+            )
+        except SpecdraftError as error:
+            self._outbox.put(_Ready(correlation_id, error))
+        except Exception:
+            _log.exception("%s failed", kind)
+            error = make_error(Reason.INTERNAL, "the call failed inside the service")
+            self._outbox.put(_Ready(correlation_id, error))
+
+    def _checked(self, request: pb.DriveRequest, kind: str | None) -> Message:
+        if self._is_draining.is_set():
+            raise draining()
+        if kind is None:
+            raise invalid_field("request", "not set", "a request")
+        if request.timeout_ms == 0:
+            raise make_error(Reason.DEADLINE_REQUIRED, "timeout_ms is 0")
+        inner: Message = getattr(request, kind)
+        return inner
+
+    def _answer(self, ready: _Ready) -> Iterator[pb.DriveResponse]:
+        asked = self._asked.pop(ready.correlation_id, None)
+        if asked is None:
+            return  # it was told that its time is over
+        response = pb.DriveResponse(correlation_id=ready.correlation_id)
+        try:
+            if isinstance(ready.answer, SpecdraftError):
+                raise ready.answer
+            getattr(response, asked.kind).CopyFrom(ready.answer.encode())
+            self._metrics.stage("reply", self._clock() - ready.answer.finished_at)
+        except SpecdraftError as error:
+            yield self._refused(response, asked, error)
+            return
+        self._metrics.rpc_done(METHODS[asked.kind], Code.OK, self._clock() - asked.began)
+        yield response
+
+    def _timed_out(self) -> Iterator[pb.DriveResponse]:
+        now = self._clock()
+        for correlation_id, asked in list(self._asked.items()):
+            if asked.deadline <= now and self._asked.pop(correlation_id, None) is not None:
+                error = make_error(Reason.TIMEOUT, "timeout_ms passed before the answer was ready")
+                yield self._refused(pb.DriveResponse(correlation_id=correlation_id), asked, error)
+
+    def _refused(self, response: pb.DriveResponse, asked: _Asked, error: SpecdraftError) -> pb.DriveResponse:
+        response.status.CopyFrom(entry_status(error))
+        if error.reason is not None:
+            self._metrics.error(error.reason)
+        self._metrics.rpc_done(METHODS.get(asked.kind, "Drive"), error.code, self._clock() - asked.began)
+        return response

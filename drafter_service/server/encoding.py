@@ -1,0 +1,145 @@
+"""Outcomes into answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from drafter_service.engine import operations as ops
+from drafter_service.server.facts import HeadFacts
+from drafter_service.state import KeySpan, SequenceView
+from specdraft.errors import Reason, SpecdraftError
+from specdraft.v1 import drafter_pb2 as pb
+from specdraft.v1 import error_reason_pb2, session_pb2, tensor_pb2
+
+_T = TypeVar("_T", ops.Opened, ops.Viewed, ops.Taken, ops.Done)
+
+DTYPE_NUMBERS = {"float32": tensor_pb2.D_TYPE_FLOAT32, "bfloat16": tensor_pb2.D_TYPE_BFLOAT16}
+
+
+def reason_number(reason: Reason) -> error_reason_pb2.ErrorReason.ValueType:
+    """Number of a reason on the wire."""
+    return error_reason_pb2.ErrorReason.Value(f"ERROR_REASON_{reason.value}")
+
+
+def entry_status(error: SpecdraftError | None) -> pb.EntryStatus:
+    """How an entry went; None = OK."""
+    if error is None:
+        return pb.EntryStatus()
+    assert error.reason is not None, "the service's own errors have reasons"
+    return pb.EntryStatus(
+        code=int(error.code),
+        reason=reason_number(error.reason),
+        message=error.message,
+        details=dict(error.details),
+        retry_delay_ms=error.retry_delay_ms,
+    )
+
+
+def key_ranges(spans: Sequence[KeySpan]) -> list[session_pb2.KeyRange]:
+    """Key ranges on the wire."""
+    return [session_pb2.KeyRange(begin=span.begin, end=span.end) for span in spans]
+
+
+def sequence_state(view: SequenceView | None) -> pb.SequenceState | None:
+    """Where a sequence stands; None = unknown."""
+    if view is None:
+        return None
+    return pb.SequenceState(
+        last_op=view.last_op,
+        row_count=view.row_count,
+        last_pair_key=view.last_pair_key,
+        ranges=key_ranges(view.ranges),
+        first_approximate_key=-1,
+    )
+
+
+def catchup_response(outcomes: Sequence[ops.Outcome]) -> pb.CatchupResponse:
+    """Answer to `Catchup`."""
+    return pb.CatchupResponse(
+        results=[
+            pb.CatchupResult(status=entry_status(_error(outcome)), state=sequence_state(_view(outcome)))
+            for outcome in outcomes
+        ]
+    )
+
+
+def propose_response(outcomes: Sequence[ops.Outcome]) -> pb.ProposeResponse:
+    """Answer to `Propose`."""
+    return pb.ProposeResponse(results=[_propose_result(outcome) for outcome in outcomes])
+
+
+def _propose_result(outcome: ops.Outcome) -> pb.ProposeResult:
+    result = pb.ProposeResult(status=entry_status(_error(outcome)), state=sequence_state(_view(outcome)))
+    if isinstance(outcome, ops.Written):
+        result.drafts.extend(outcome.drafts)
+        result.logprobs.extend(outcome.logprobs)
+        result.stop_reason = pb.StopReason.ValueType(outcome.stop.value if outcome.stop else 0)
+    return result
+
+
+def open_sequence_response(outcomes: Sequence[ops.Outcome]) -> pb.OpenSequenceResponse:
+    """Answer to `OpenSequence`. Raises what refused it, as all below."""
+    opened = _only(outcomes, ops.Opened)
+    return pb.OpenSequenceResponse(sequence_id=opened.sequence_id, state=sequence_state(opened.view))
+
+
+def get_sequence_response(outcomes: Sequence[ops.Outcome]) -> pb.GetSequenceResponse:
+    """Answer to `GetSequence`."""
+    return pb.GetSequenceResponse(state=sequence_state(_only(outcomes, ops.Viewed).view))
+
+
+def truncate_response(outcomes: Sequence[ops.Outcome]) -> pb.TruncateResponse:
+    """Answer to `Truncate`."""
+    return pb.TruncateResponse(state=sequence_state(_only(outcomes, ops.Viewed).view))
+
+
+def close_sequence_response(outcomes: Sequence[ops.Outcome]) -> pb.CloseSequenceResponse:
+    """Answer to `CloseSequence`."""
+    _only(outcomes, ops.Done)
+    return pb.CloseSequenceResponse()
+
+
+def take_kv_response(outcomes: Sequence[ops.Outcome], head: HeadFacts, page_rows: int) -> pb.TakeKVResponse:
+    """Answer to `TakeKV`."""
+    taken = _only(outcomes, ops.Taken)
+    layout = pb.KvLayout(
+        layer_count=head.num_layers,
+        kv_head_count=head.num_kv_heads,
+        head_dim=head.head_dim,
+        page_row_count=page_rows,
+        dtype=DTYPE_NUMBERS[head.dtype],
+    )
+    return pb.TakeKVResponse(
+        carry=session_pb2.CarryInfo(kv_id=taken.kv_id, ranges=key_ranges(taken.ranges), label=taken.label),
+        head_fingerprint=head.fingerprint,
+        layout=layout,
+        state=sequence_state(taken.view),
+    )
+
+
+def install_kv_response(outcomes: Sequence[ops.Outcome]) -> pb.InstallKVResponse:
+    """Answer to `InstallKV`."""
+    return pb.InstallKVResponse(state=sequence_state(_only(outcomes, ops.Viewed).view))
+
+
+def free_kv_response(outcomes: Sequence[ops.Outcome]) -> pb.FreeKVResponse:
+    """Answer to `FreeKV`."""
+    _only(outcomes, ops.Done)
+    return pb.FreeKVResponse()
+
+
+def _error(outcome: ops.Outcome) -> SpecdraftError | None:
+    return outcome.error if isinstance(outcome, ops.Refusal) else None
+
+
+def _view(outcome: ops.Outcome) -> SequenceView | None:
+    return None if isinstance(outcome, ops.Done) else outcome.view
+
+
+def _only(outcomes: Sequence[ops.Outcome], kind: type[_T]) -> _T:
+    (outcome,) = outcomes
+    if isinstance(outcome, ops.Refusal):
+        raise outcome.error
+    assert isinstance(outcome, kind), "each operation has one kind of answer"
+    return outcome

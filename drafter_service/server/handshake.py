@@ -1,0 +1,213 @@
+"""`GetServerInfo` and `OpenSession`: who we are, and whether the caller fits."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from drafter_service.memory import ArenaWish, DescriptorServer, HostArena, lay_out
+from drafter_service.memory.hiddens import DTYPES
+from drafter_service.server.encoding import DTYPE_NUMBERS
+from drafter_service.server.facts import PROTOCOL_VERSION, ServiceFacts
+from drafter_service.server.hiddens import DTYPE_NAMES
+from drafter_service.server.refusals import invalid_field, not_implemented
+from drafter_service.state import Agreement, Session
+from specdraft.errors import Reason, SpecdraftError, make_error
+from specdraft.v1 import session_pb2, tensor_pb2
+
+HIDDEN_SOURCES = {"pre_norm": session_pb2.HIDDEN_SOURCE_PRE_NORM, "post_norm": session_pb2.HIDDEN_SOURCE_POST_NORM}
+CLIENT_NAME_MAX_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """Checks an `OpenSession` and makes its arena.
+
+    Attributes:
+        facts: who we are.
+        descriptors: hands out host arenas; None = there are none.
+    """
+
+    facts: ServiceFacts
+    descriptors: DescriptorServer | None
+
+    def agree(self, request: session_pb2.OpenSessionRequest) -> Agreement:
+        """What both sides agree on. Raises HANDSHAKE_MISMATCH, naming the field and both values."""
+        if request.carry_key:
+            raise not_implemented("OpenSessionRequest.carry_key")
+        head = self.facts.head
+        expected = HIDDEN_SOURCES[head.hidden_source]
+        _compare("protocol_version", PROTOCOL_VERSION, request.protocol_version)
+        _compare(
+            "hidden_source",
+            session_pb2.HiddenSource.Name(expected),
+            _name(session_pb2.HiddenSource, request.hidden_source),
+        )
+        _compare("hidden_width", head.hidden_width, request.hidden_width)
+        _compare("layer_ids", "", ",".join(map(str, request.layer_ids)))
+        if request.vocab_size:
+            _compare("vocab_size", head.vocab_size, request.vocab_size)
+        dtype = DTYPE_NAMES.get(request.hidden_dtype)
+        if dtype is None:
+            raise _mismatch("hidden_dtype", ", ".join(DTYPE_NAMES.values()), _name(tensor_pb2.DType, request.hidden_dtype))
+        max_drafts = request.max_drafts or self.facts.config.max_drafts
+        if max_drafts > self.facts.config.max_drafts:
+            raise invalid_field("max_drafts", max_drafts, f"at most {self.facts.config.max_drafts}")
+        size = len(request.client_name.encode())
+        if size > CLIENT_NAME_MAX_BYTES:
+            raise invalid_field("client_name", f"{size} bytes", f"at most {CLIENT_NAME_MAX_BYTES} bytes")
+        return Agreement(dtype, head.hidden_width, max_drafts, request.client_name)
+
+    def memory_kind(self, request: session_pb2.OpenSessionRequest, *, is_local: bool) -> tensor_pb2.MemoryKind.ValueType:
+        """The memory kind granted. Raises TRANSPORT_UNAVAILABLE or OTHER_HOST."""
+        asked = request.memory_kind
+        has_host = self.descriptors is not None and is_local
+        same_host = request.boot_id == self.facts.boot_id
+        if asked == tensor_pb2.MEMORY_KIND_UNSPECIFIED:
+            return tensor_pb2.MEMORY_KIND_HOST if has_host and same_host else tensor_pb2.MEMORY_KIND_INLINE
+        if asked == tensor_pb2.MEMORY_KIND_INLINE:
+            return asked
+        if asked != tensor_pb2.MEMORY_KIND_HOST or not has_host:
+            name = _name(tensor_pb2.MemoryKind, asked)
+            raise make_error(Reason.TRANSPORT_UNAVAILABLE, f"{name} is not available here", kind=name)
+        if not same_host:
+            raise make_error(Reason.OTHER_HOST, "shared memory needs client and service on one host")
+        return asked
+
+    def make_arena(self, request: session_pb2.OpenSessionRequest, agreement: Agreement) -> HostArena:
+        """Makes the session's arena. Raises ARENA_EXHAUSTED."""
+        assert self.descriptors is not None, "memory_kind has checked it"
+        config, head = self.facts.config, self.facts.head
+        item_bytes = DTYPES[agreement.hidden_dtype].itemsize
+        wish = ArenaWish(
+            num_slots=request.slot_count or 1,
+            max_drafts=agreement.max_drafts,
+            hidden_row_bytes=agreement.hidden_width * item_bytes,
+            embedding_bytes=head.head_width * item_bytes,
+            vocab_size=head.vocab_size,
+            num_prefill_rows=request.prefill_row_count or config.prefill_rows,
+            with_masks=request.with_masks,
+        )
+        layout = lay_out(wish)
+        if layout.size > config.arena_bytes:
+            raise make_error(
+                Reason.ARENA_EXHAUSTED,
+                f"the arena would have {layout.size} bytes; at most {config.arena_bytes}",
+                bytes=layout.size,
+                limit=config.arena_bytes,
+            )
+        return HostArena(layout, self.descriptors)
+
+    def server_info(self) -> session_pb2.GetServerInfoResponse:
+        """Answer to `GetServerInfo`."""
+        kinds = [tensor_pb2.MEMORY_KIND_INLINE]
+        if self.descriptors is not None:
+            kinds.append(tensor_pb2.MEMORY_KIND_HOST)
+        return session_pb2.GetServerInfoResponse(
+            service_version=self.facts.version,
+            protocol_version=PROTOCOL_VERSION,
+            head=self._head_info(),
+            limits=self._limits(),
+            runner=session_pb2.RUNNER_EAGER,
+            memory_kinds=kinds,
+            incarnation=self.facts.incarnation,
+            boot_id=self.facts.boot_id,
+            pid=os.getpid(),
+            levers=dict(self.facts.levers),
+        )
+
+    def _head_info(self) -> session_pb2.HeadInfo:
+        head = self.facts.head
+        return session_pb2.HeadInfo(
+            model_type=head.model_type,
+            kind="mtp",
+            fingerprint=head.fingerprint,
+            hidden_width=head.hidden_width,
+            head_width=head.head_width,
+            dtype=DTYPE_NUMBERS[head.dtype],
+            hidden_source=HIDDEN_SOURCES[head.hidden_source],
+            vocab_size=head.vocab_size,
+            draft_vocab_size=head.vocab_size,
+            max_seq_len=head.max_seq_len,
+            layer_count=head.num_layers,
+            lookback=head.num_layers - 1,
+            rank_count=1,
+            kv_bytes_per_row=head.kv_bytes_per_row,
+        )
+
+    def _limits(self) -> session_pb2.Limits:
+        config = self.facts.config
+        return session_pb2.Limits(
+            max_drafts=config.max_drafts,
+            propose_batch_max=config.max_batch,
+            prefill_rows_max=config.prefill_rows,
+            message_size_max_bytes=config.message_bytes,
+            sessions_max=config.max_sessions,
+            sequences_per_session_max=config.max_sequences,
+            in_flight_per_sequence_max=config.max_in_flight,
+            kv_page_count=self.facts.num_pages,
+            kv_page_row_count=config.page_rows,
+            lease_ms=int(config.lease_s * 1000),
+            grace_ms=int(config.grace_s * 1000),
+        )
+
+
+def open_session_response(
+    session: Session, token: bytes, facts: ServiceFacts, arena: HostArena | None
+) -> session_pb2.OpenSessionResponse:
+    """Answer to `OpenSession`."""
+    response = session_pb2.OpenSessionResponse(
+        session_id=session.session_id,
+        session_token=token,
+        lease_ms=int(facts.config.lease_s * 1000),
+        memory_kind=tensor_pb2.MEMORY_KIND_HOST if arena else tensor_pb2.MEMORY_KIND_INLINE,
+        max_drafts=session.agreement.max_drafts,
+        incarnation=facts.incarnation,
+    )
+    if arena is not None:
+        response.arena.CopyFrom(_arena_message(arena, facts))
+    return response
+
+
+def _arena_message(arena: HostArena, facts: ServiceFacts) -> tensor_pb2.Arena:
+    layout = arena.layout
+    fields = layout.fields
+    slot = tensor_pb2.SlotLayout(
+        **{f"{name}_offset_bytes": getattr(fields, name) for name in fields.__slots__ if name != "stride"}
+    )
+    return tensor_pb2.Arena(
+        kind=tensor_pb2.MEMORY_KIND_HOST,
+        size_bytes=layout.size,
+        slot_count=layout.wish.num_slots,
+        slots_offset_bytes=layout.slots,
+        slot_stride_bytes=fields.stride,
+        staging_offset_bytes=layout.staging,
+        prefill_row_count=layout.wish.num_prefill_rows,
+        hidden_row_stride_bytes=layout.row_stride,
+        slot=slot,
+        nonce_offset_bytes=layout.nonce,
+        descriptor_token=arena.token,
+        descriptor_socket=str(facts.descriptor_socket),
+    )
+
+
+def _compare(field: str, ours: object, theirs: object) -> None:
+    if ours != theirs:
+        raise _mismatch(field, ours, theirs)
+
+
+def _mismatch(field: str, ours: object, theirs: object) -> SpecdraftError:
+    return make_error(
+        Reason.HANDSHAKE_MISMATCH,
+        f"{field}: the service has {ours or 'none'}, the client {theirs or 'none'}",
+        field=field,
+        ours=ours,
+        theirs=theirs,
+    )
+
+
+def _name(enum: object, number: int) -> str:
+    try:
+        return str(enum.Name(number))  # type: ignore[attr-defined]  # every generated enum has it
+    except ValueError:
+        return str(number)

@@ -1,0 +1,103 @@
+"""The one place where exceptions become statuses, deadlines are demanded and calls are timed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from drafter_service.telemetry import Metrics
+from specdraft.errors import DOMAIN, Code, Reason, SpecdraftError, make_error
+
+_log = logging.getLogger(__name__)
+
+
+class Ended(Exception):
+    """Raised by a handler whose call gRPC has ended already; there is nobody to answer."""
+
+
+class StatusInterceptor(grpc.ServerInterceptor):
+    """Wraps every handler of our services.
+
+    Args:
+        metrics: counts and times.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Wraps the handler that `continuation` finds."""
+        handler = continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith("/specdraft."):
+            return handler  # health runs on a pool of its own, which a wrapped handler would lose
+        method = handler_call_details.method.rpartition("/")[2]
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._streaming(method, handler.stream_stream), handler.request_deserializer, handler.response_serializer
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
+        )
+
+    def _unary(self, method: str, handle: Callable[..., Any]) -> Callable[..., Any]:
+        def handle_unary(request: Any, context: grpc.ServicerContext) -> Any:
+            began = self._clock()
+            code = Code.OK
+            try:
+                # gRPC gives a deadline of decades to a call that has none.
+                if not (context.time_remaining() or 0) < 1e8:
+                    raise make_error(Reason.DEADLINE_REQUIRED, f"{method} needs a deadline")
+                return handle(request, context)
+            except Exception as error:
+                refusal = self._refusal(method, error)
+                code = refusal.code
+                abort(context, refusal)
+            finally:
+                self._metrics.rpc_done(method, code, self._clock() - began)
+
+        return handle_unary
+
+    def _streaming(self, method: str, handle: Callable[..., Any]) -> Callable[..., Any]:
+        def handle_stream(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+            try:
+                yield from handle(requests, context)
+            except Ended:
+                return
+            except Exception as error:
+                abort(context, self._refusal(method, error))
+
+        return handle_stream
+
+    def _refusal(self, method: str, error: Exception) -> SpecdraftError:
+        if not isinstance(error, SpecdraftError):
+            _log.error("%s failed", method, exc_info=error)
+            error = make_error(Reason.INTERNAL, "the call failed inside the service")
+        if error.reason is not None:
+            self._metrics.error(error.reason)
+        return error
+
+
+def abort(context: grpc.ServicerContext, error: SpecdraftError) -> NoReturn:
+    """Ends the call with the error's status, `google.rpc.ErrorInfo` and, where it has a delay, `RetryInfo`."""
+    details = [_packed(error_details_pb2.ErrorInfo(reason=error.reason or "", domain=DOMAIN, metadata=dict(error.details)))]
+    if error.retry_delay_ms:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(error.retry_delay_ms)
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    status = status_pb2.Status(code=int(error.code), message=error.message, details=details)
+    context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort_with_status raises")
+
+
+def _packed(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

@@ -1,0 +1,105 @@
+"""Where the service listens: who owns the Unix socket, with which permissions, and TCP with or without TLS."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+import grpc
+
+from drafter_service.config import ADMIN_SUFFIX, DESCRIPTOR_SUFFIX, ConfigError, ServiceConfig
+
+SOCKET_MODE = 0o660
+DIRECTORY_MODE = 0o750
+LOCK_SUFFIX = ".lock"
+
+
+class SocketOwnership:
+    """This process's claim on a socket path, held as a lock on a file beside it.
+
+    Args:
+        path: of the socket. A stale socket file there is removed, its neighbours too.
+
+    Raises:
+        ConfigError: a live server owns it, or it is no socket, or its directory cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if not path.parent.exists():
+                path.parent.mkdir(mode=DIRECTORY_MODE, parents=True)
+            self._lock = os.open(f"{path}{LOCK_SUFFIX}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"--socket {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._remove_stale()
+        except OSError as error:
+            os.close(self._lock)
+            raise ConfigError(f"--socket {path}: a live server owns it") from error
+        except ConfigError:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        """Removes the socket files and gives up the claim."""
+        for path in self._paths():
+            path.unlink(missing_ok=True)
+        Path(f"{self.path}{LOCK_SUFFIX}").unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _paths(self) -> list[Path]:
+        return [self.path, Path(f"{self.path}{DESCRIPTOR_SUFFIX}"), Path(f"{self.path}{ADMIN_SUFFIX}")]
+
+    def _remove_stale(self) -> None:
+        for path in self._paths():
+            if not path.exists() and not path.is_symlink():
+                continue
+            if not path.is_socket():
+                raise ConfigError(f"--socket {path}: something that is no socket is there")
+            if _answers(path):
+                raise ConfigError(f"--socket {path}: a live server owns it")
+            path.unlink()
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            return error.errno not in {errno.ECONNREFUSED, errno.ENOENT}
+    return True
+
+
+def bind_unix(server: grpc.Server, path: Path) -> None:
+    """Binds a Unix socket that only owner and group may open, from its first moment on. Raises ConfigError."""
+    mask = os.umask(0o777 & ~SOCKET_MODE)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise ConfigError(f"--socket {path} cannot be bound") from error
+    finally:
+        os.umask(mask)
+
+
+def bind_tcp(server: grpc.Server, config: ServiceConfig) -> int:
+    """Binds the TCP listener and returns its port. Raises ConfigError."""
+    try:
+        if config.insecure:
+            return server.add_insecure_port(config.listen)
+        assert config.tls_key, "checked by the configuration"
+        assert config.tls_cert, "checked by the configuration"
+        assert config.tls_client_ca, "checked by the configuration"
+        credentials = grpc.ssl_server_credentials(
+            [(config.tls_key.read_bytes(), config.tls_cert.read_bytes())],
+            root_certificates=config.tls_client_ca.read_bytes(),
+            require_client_auth=True,
+        )
+        return server.add_secure_port(config.listen, credentials)
+    except (RuntimeError, OSError) as error:
+        raise ConfigError(f"--listen {config.listen} cannot be bound: {error}") from error

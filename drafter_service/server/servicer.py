@@ -1,0 +1,218 @@
+"""The RPCs. Thin: who calls, what is begun, how long it is waited for."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from drafter_service.engine import Engine, draining
+from drafter_service.engine import operations as ops
+from drafter_service.server.calls import Answerable, Calls
+from drafter_service.server.drive import Drive
+from drafter_service.server.handshake import Handshake, open_session_response
+from drafter_service.server.refusals import not_implemented
+from drafter_service.state import Session, SessionTable
+from drafter_service.telemetry import Metrics
+from specdraft.errors import Reason, make_error
+from specdraft.v1 import drafter_pb2 as pb
+from specdraft.v1 import drafter_pb2_grpc, session_pb2, tensor_pb2
+
+TOKEN_METADATA = "specdraft-token-bin"  # noqa: S105  # a key, not a token
+_M = TypeVar("_M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the RPCs need; there once the head is loaded and the self-test has passed."""
+
+    engine: Engine
+    calls: Calls
+    sessions: SessionTable
+    handshake: Handshake
+    metrics: Metrics
+
+
+class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
+    """Implements `specdraft.v1.Drafter`.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._parts: Parts | None = None
+        self._is_draining = False
+        self._drives: set[Drive] = set()
+        self._lock = threading.Lock()
+
+    def serve(self, parts: Parts) -> None:
+        """From now on calls are answered; before, they are UNAVAILABLE."""
+        self._parts = parts
+
+    def drain(self) -> None:
+        """Refuses new sessions and requests; streams end once they have answered what was accepted."""
+        with self._lock:
+            self._is_draining = True
+            drives = list(self._drives)
+        for drive in drives:
+            drive.drain()
+
+    def end_session(self, session: Session, reason: str) -> None:
+        """Gives up what a session owns; the session has been forgotten already."""
+        parts = self._ready()
+        with self._lock:
+            drive = session.drive
+        if drive is not None:
+            drive.fence()
+        call = ops.Call([ops.CloseSession(session.session_id, b"")], self._clock(), float("inf"), lambda _: None)
+        parts.engine.submit(call)
+        if session.arena is not None:
+            session.arena.close()
+        parts.metrics.session_ended(reason)
+
+    def GetServerInfo(self, request: session_pb2.GetServerInfoRequest, context: grpc.ServicerContext) -> Any:
+        """`GetServerInfo`."""
+        del request, context
+        return self._ready().handshake.server_info()
+
+    def OpenSession(self, request: session_pb2.OpenSessionRequest, context: grpc.ServicerContext) -> Any:
+        """`OpenSession`."""
+        parts = self._ready()
+        if self._is_draining:
+            raise draining()
+        agreement = parts.handshake.agree(request)
+        kind = parts.handshake.memory_kind(request, is_local=context.peer().startswith("unix:"))
+        is_shared = kind == tensor_pb2.MEMORY_KIND_HOST
+        arena = parts.handshake.make_arena(request, agreement) if is_shared else None
+        try:
+            session, token = parts.sessions.open(agreement, arena)
+        except BaseException:
+            if arena is not None:
+                arena.close()
+            raise
+        return open_session_response(session, token, parts.handshake.facts, arena)
+
+    def KeepAlive(self, request: session_pb2.KeepAliveRequest, context: grpc.ServicerContext) -> Any:
+        """`KeepAlive`."""
+        return self._ready().calls.keep_alive(self._session(context), request)
+
+    def CloseSession(self, request: session_pb2.CloseSessionRequest, context: grpc.ServicerContext) -> Any:
+        """`CloseSession`."""
+        del request
+        session = self._ready().sessions.close(_token(context))
+        if session is None:
+            raise make_error(Reason.SESSION_UNKNOWN, "no session belongs to this token")
+        self.end_session(session, "closed")
+        return session_pb2.CloseSessionResponse()
+
+    def Drive(self, request_iterator: Iterator[pb.DriveRequest], context: grpc.ServicerContext) -> Any:
+        """`Drive`."""
+        parts = self._ready()
+        token = _token(context)
+        session = parts.sessions.find(token)
+        drive = Drive(parts.calls, lambda: parts.sessions.find(token), parts.metrics, self._clock)
+        with self._lock:
+            if self._is_draining:
+                raise draining()
+            self._drives.add(drive)
+        parts.sessions.attach(session, drive)
+        reader = threading.Thread(target=drive.read, args=(request_iterator,), name="drive-reader", daemon=True)
+        # An open stream alone tells the client that it is attached.
+        context.send_initial_metadata(())
+        reader.start()
+        try:
+            yield from drive.responses()
+        finally:
+            with self._lock:
+                self._drives.discard(drive)
+            parts.sessions.detach(session, drive, broken=drive.is_broken or not context.is_active())
+
+    def OpenSequence(self, request: pb.OpenSequenceRequest, context: grpc.ServicerContext) -> Any:
+        """`OpenSequence`."""
+        return self._call(request, context)
+
+    def GetSequence(self, request: pb.GetSequenceRequest, context: grpc.ServicerContext) -> Any:
+        """`GetSequence`."""
+        return self._call(request, context)
+
+    def Truncate(self, request: pb.TruncateRequest, context: grpc.ServicerContext) -> Any:
+        """`Truncate`."""
+        return self._call(request, context)
+
+    def CloseSequence(self, request: pb.CloseSequenceRequest, context: grpc.ServicerContext) -> Any:
+        """`CloseSequence`."""
+        return self._call(request, context)
+
+    def Catchup(self, request: pb.CatchupRequest, context: grpc.ServicerContext) -> Any:
+        """`Catchup`."""
+        return self._call(request, context)
+
+    def Propose(self, request: pb.ProposeRequest, context: grpc.ServicerContext) -> Any:
+        """`Propose`."""
+        return self._call(request, context)
+
+    def TakeKV(self, request: pb.TakeKVRequest, context: grpc.ServicerContext) -> Any:
+        """`TakeKV`."""
+        return self._call(request, context)
+
+    def InstallKV(self, request: pb.InstallKVRequest, context: grpc.ServicerContext) -> Any:
+        """`InstallKV`."""
+        return self._call(request, context)
+
+    def FreeKV(self, request: pb.FreeKVRequest, context: grpc.ServicerContext) -> Any:
+        """`FreeKV`."""
+        return self._call(request, context)
+
+    def ForkSequence(self, request: pb.ForkSequenceRequest, context: grpc.ServicerContext) -> Any:
+        """`ForkSequence`: not built yet."""
+        return self._call(request, context)
+
+    def ReadDrafts(self, request: pb.ReadDraftsRequest, context: grpc.ServicerContext) -> Any:
+        """`ReadDrafts`: not built yet."""
+        return self._call(request, context)
+
+    def RegisterRegion(self, request: session_pb2.RegisterRegionRequest, context: grpc.ServicerContext) -> Any:
+        """`RegisterRegion`: not built yet."""
+        self._session(context)
+        raise not_implemented(type(request).__name__.removesuffix("Request"))
+
+    def UnregisterRegion(self, request: session_pb2.UnregisterRegionRequest, context: grpc.ServicerContext) -> Any:
+        """`UnregisterRegion`: not built yet."""
+        self._session(context)
+        raise not_implemented(type(request).__name__.removesuffix("Request"))
+
+    def _ready(self) -> Parts:
+        if self._parts is None:
+            raise make_error(Reason.STARTING, "the head is still being loaded", retry_delay_ms=1000)
+        return self._parts
+
+    def _session(self, context: grpc.ServicerContext) -> Session:
+        return self._ready().sessions.find(_token(context))
+
+    def _call(self, request: Message, context: grpc.ServicerContext) -> Message:
+        parts = self._ready()
+        session = self._session(context)
+        answers: queue.SimpleQueue[Answerable] = queue.SimpleQueue()
+        remaining = context.time_remaining()
+        parts.calls.begin(session, request, self._clock() + remaining, answers.put)
+        try:
+            answer = answers.get(timeout=remaining)
+        except queue.Empty:
+            raise make_error(Reason.TIMEOUT, "the deadline passed before the answer was ready") from None
+        response = answer.encode()
+        parts.metrics.stage("reply", self._clock() - answer.finished_at)
+        return response
+
+
+def _token(context: grpc.ServicerContext) -> bytes:
+    for key, value in context.invocation_metadata():
+        if key == TOKEN_METADATA and isinstance(value, bytes):
+            return value
+    return b""

@@ -1,0 +1,178 @@
+"""What is remembered of a sequence: its rows, its pages, its operations, its last round. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from drafter_service.state.rows import KeySpan, Rows
+from specdraft.errors import Reason, make_error
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """Where a sequence stands, as told to clients."""
+
+    last_op: int
+    row_count: int
+    last_pair_key: int
+    ranges: tuple[KeySpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The last round that drafted: what is needed to judge it.
+
+    Attributes:
+        first_key: P, the key under which the first verified token will be written.
+        drafts: d_1 .. d_n.
+    """
+
+    first_key: int
+    drafts: tuple[int, ...]
+
+    def accepted(self, first_key: int, tokens: Seq[int], declared: int | None) -> int | None:
+        """How many drafts the target accepted, told by the write that follows; None = it cannot be known.
+
+        Args:
+            first_key: key of the write's first pair.
+            tokens: the write's tokens.
+            declared: what the client says.
+        """
+        if declared is not None:
+            return min(declared, len(self.drafts))
+        if first_key != self.first_key:
+            return None
+        accepted = 0
+        for draft, token in zip(self.drafts, tokens[:-1], strict=False):
+            if draft != token:
+                break
+            accepted += 1
+        return accepted
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One token sequence.
+
+    Attributes:
+        sequence_id: 16 random bytes.
+        session_id: the session that owns it.
+        open_id: the client's id of the call that opened it.
+        max_keys: keys are < max_keys.
+        reserved_pages: pages that it keeps even when it needs fewer.
+        rows: which keys have a row.
+        pages: page of rows [i * page_rows, (i + 1) * page_rows) at i. An array, so that it becomes a tensor without a copy.
+        last_op: number of the last accepted operation.
+        last_digest: digest of that operation's request.
+        last_outcome: its answer, given again when it is retried.
+        last_round: the last round, until it is judged.
+    """
+
+    sequence_id: bytes
+    session_id: bytes
+    open_id: bytes
+    max_keys: int
+    reserved_pages: int = 0
+    rows: Rows = field(default_factory=Rows)
+    pages: array[int] = field(default_factory=lambda: array("i"))
+    last_op: int = 0
+    last_digest: bytes = b""
+    last_outcome: object = None
+    last_round: Round | None = None
+
+    def view(self) -> SequenceView:
+        """Where it stands."""
+        return SequenceView(self.last_op, self.rows.row_count, self.rows.last_key, self.rows.spans)
+
+    def is_replay(self, op: int, digest: bytes) -> bool:
+        """Whether `op` is the last accepted operation again; False = it is the next one.
+
+        Raises:
+            OP_REUSED: the same number with another request.
+            OP_OUT_OF_ORDER: neither the last nor the next number.
+        """
+        if op == self.last_op + 1:
+            return False
+        if op == self.last_op and op > 0:
+            if digest != self.last_digest:
+                raise make_error(Reason.OP_REUSED, f"operation {op} was accepted with another request", op=op)
+            return True
+        raise make_error(
+            Reason.OP_OUT_OF_ORDER,
+            f"operation {op} came after {self.last_op}; the next is {self.last_op + 1}",
+            op=op,
+            last_op=self.last_op,
+            row_count=self.rows.row_count,
+            last_pair_key=self.rows.last_key,
+            ranges=",".join(f"{span.begin}-{span.end}" for span in self.rows.spans),
+        )
+
+    def check_write(self, first_key: int, num_pairs: int, *, allow_gap: bool) -> None:
+        """Refuses pairs that do not follow.
+
+        Raises:
+            POSITION_LIMIT: a pair past the limit.
+            MISSING_ROWS: a gap that was not declared.
+        """
+        last = first_key + num_pairs - 1
+        if last >= self.max_keys:
+            raise make_error(
+                Reason.POSITION_LIMIT, f"pair {last} is past the limit of {self.max_keys}", key=last, limit=self.max_keys
+            )
+        gap = self.rows.gap_before(first_key)
+        if gap is not None and not allow_gap:
+            raise make_error(
+                Reason.MISSING_ROWS,
+                f"the pairs [{gap.begin}, {gap.end}) before {first_key} have no rows",
+                gap_begin=gap.begin,
+                gap_end=gap.end,
+                last_pair_key=self.rows.last_key,
+            )
+
+
+class SequenceTable:
+    """All sequences. Owned by the engine thread."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[bytes, Sequence] = {}
+        self._by_session: dict[bytes, dict[bytes, Sequence]] = {}
+        self._by_open_id: dict[tuple[bytes, bytes], Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, sequence: Sequence) -> None:
+        """Adds an open sequence."""
+        self._by_id[sequence.sequence_id] = sequence
+        self._by_session.setdefault(sequence.session_id, {})[sequence.sequence_id] = sequence
+        self._by_open_id[sequence.session_id, sequence.open_id] = sequence
+
+    def find(self, session_id: bytes, sequence_id: bytes) -> Sequence:
+        """The session's sequence; unknown and foreign ids alike raise SEQUENCE_UNKNOWN."""
+        sequence = self._by_id.get(sequence_id)
+        if sequence is None or sequence.session_id != session_id:
+            raise make_error(Reason.SEQUENCE_UNKNOWN, "no such sequence in this session")
+        return sequence
+
+    def opened_as(self, session_id: bytes, open_id: bytes) -> Sequence | None:
+        """The sequence that an earlier call with this open_id opened and that is still open."""
+        return self._by_open_id.get((session_id, open_id))
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forgets a sequence. Its pages are the caller's to release."""
+        del self._by_id[sequence.sequence_id]
+        del self._by_open_id[sequence.session_id, sequence.open_id]
+        mine = self._by_session[sequence.session_id]
+        del mine[sequence.sequence_id]
+        if not mine:
+            del self._by_session[sequence.session_id]
+
+    def count(self, session_id: bytes) -> int:
+        """How many sequences the session has."""
+        return len(self._by_session.get(session_id, ()))
+
+    def of_session(self, session_id: bytes) -> list[Sequence]:
+        """The session's sequences, in the order opened."""
+        return list(self._by_session.get(session_id, {}).values())

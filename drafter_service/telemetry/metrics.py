@@ -1,0 +1,134 @@
+"""Everything that Prometheus scrapes. Labels are bound beforehand; no label is an id."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+from specdraft.errors import Code, Reason
+
+BUCKETS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0)
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+STAGES = ("queue", "device", "reply")
+STOPS = ("COMPLETE", "NOT_ASKED", "CONFIDENCE", "GRAMMAR", "POSITION_LIMIT", "PAGES")
+SESSION_ENDS = ("closed", "expired", "shutdown")
+PAGE_STATES = ("free", "live", "carried")
+
+
+class Metrics:
+    """The service's instruments. Implements what engine and books tell (`Observer`, `StepObserver`).
+
+    Args:
+        registry: where they are scraped from.
+        max_drafts: K_max; bounds the label `draft_index`.
+    """
+
+    def __init__(self, registry: CollectorRegistry, max_drafts: int) -> None:
+        self.registry = registry
+        self._rpc_seconds = self._histogram(
+            "rpc_duration_seconds", "Time from a call's arrival to its answer.", ("method", "code")
+        )
+        stages = self._histogram("propose_stage_seconds", "Time of a write's stages.", ("stage",))
+        self._stages = {stage: stages.labels(stage) for stage in STAGES}
+        ends = self._counter("sessions_ended", "Sessions that ended.", ("end_reason",))
+        self._session_ends = {reason: ends.labels(reason) for reason in SESSION_ENDS}
+        carries = self._counter("carries", "Carries by what became of them.", ("outcome",))
+        self._carries = {name: carries.labels(name) for name in ("taken", "installed", "freed", "lost")}
+        gaps = self._counter("gaps", "Writes that would leave a gap.", ("outcome",))
+        self._gaps = {name: gaps.labels(name) for name in ("refused", "declared")}
+        stops = self._counter("stops", "Proposals by why drafting ended.", ("reason",))
+        self._stops = {name: stops.labels(name) for name in STOPS}
+        errors = self._counter("errors", "Refused calls and entries by reason.", ("reason",))
+        self._errors = {reason: errors.labels(reason.value) for reason in Reason}
+        self._bind_drafting(max_drafts)
+
+    def _bind_drafting(self, max_drafts: int) -> None:
+        self._batch = Histogram(
+            "specdraft_batch_size", "Entries in one forward.", buckets=BATCH_BUCKETS, registry=self.registry
+        )
+        self._busy = self._counter("device_busy_seconds", "Time spent in forwards.")
+        self._rows = self._counter("rows_written", "Rows written.", ("kind",)).labels("exact")
+        self._proposals = self._counter("proposals", "Proposals that brought drafts.")
+        self._drafts = self._counter("draft_tokens", "Drafts given.")
+        self._accepted = self._counter("accepted_tokens", "Drafts that the target accepted.")
+        per_index = self._counter(
+            "accepted_tokens_per_index", "Accepted drafts by place in the chain, from 0.", ("draft_index",)
+        )
+        self._accepted_at = [per_index.labels(str(index)) for index in range(max_drafts)]
+        self._unjudged = self._counter("unjudged_proposals", "Proposals whose acceptance nobody told.")
+
+    def watch(self, gauges: Mapping[str, Callable[[], float]], pages: Mapping[str, Callable[[], float]]) -> None:
+        """Binds gauges to what they show: `gauges` by name (without prefix), `pages` by state."""
+        for name, read in gauges.items():
+            Gauge(f"specdraft_{name}", f"Open {name}.", registry=self.registry).set_function(read)
+        states = Gauge("specdraft_kv_pages", "Pages of the KV pool by state.", ("state",), registry=self.registry)
+        for state, read in pages.items():
+            states.labels(state).set_function(read)
+
+    def describe(self, head: Mapping[str, str], version: str) -> None:
+        """Sets the info metrics."""
+        Info("specdraft_head", "The loaded head.", registry=self.registry).info(dict(head))
+        build = {"version": version, "python": platform.python_version()}
+        Info("specdraft_build", "The service.", registry=self.registry).info(build)
+
+    def rpc_done(self, method: str, code: Code, seconds: float) -> None:
+        """One call was answered. `method` is one of the service's RPCs."""
+        self._rpc_seconds.labels(method, code.name).observe(seconds)
+
+    def error(self, reason: Reason) -> None:
+        """One call or entry was refused."""
+        self._errors[reason].inc()
+
+    def stage(self, stage: str, seconds: float) -> None:
+        """A stage of a write took this long."""
+        self._stages[stage].observe(seconds)
+
+    def session_ended(self, reason: str) -> None:
+        """A session was closed, expired, or ended by a shutdown."""
+        self._session_ends[reason].inc()
+
+    def round_judged(self, num_drafts: int, num_accepted: int) -> None:
+        """The target accepted num_accepted of num_drafts drafts."""
+        assert num_accepted <= num_drafts, "more accepted than given"
+        self._accepted.inc(num_accepted)
+        for index in range(num_accepted):
+            self._accepted_at[index].inc()
+
+    def round_unjudged(self) -> None:
+        """A round ended without saying what was accepted."""
+        self._unjudged.inc()
+
+    def gap(self, outcome: str) -> None:
+        """A write left a gap: "refused" or "declared"."""
+        self._gaps[outcome].inc()
+
+    def carry(self, outcome: str) -> None:
+        """A carry was "taken", "installed", "freed" or "lost"."""
+        self._carries[outcome].inc()
+
+    def batch_run(self, num_entries: int, num_rows: int, seconds: float) -> None:
+        """One forward."""
+        self._batch.observe(num_entries)
+        self._rows.inc(num_rows)
+        self._busy.inc(seconds)
+        self._stages["device"].observe(seconds)
+
+    def queued(self, seconds: float) -> None:
+        """A write waited this long for its forward."""
+        self._stages["queue"].observe(seconds)
+
+    def write_done(self, num_drafts: int, stop: str | None) -> None:
+        """One write went through; `stop` is None for a catch-up."""
+        if stop is not None:
+            self._stops[stop].inc()
+        if num_drafts:
+            self._proposals.inc()
+            self._drafts.inc(num_drafts)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(f"specdraft_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, labels: tuple[str, ...]) -> Histogram:
+        return Histogram(f"specdraft_{name}", text, labels, buckets=BUCKETS_S, registry=self.registry)
