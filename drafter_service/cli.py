@@ -42,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--json", action="store_true")
     inspect.set_defaults(run=_inspect)
     health = commands.add_parser("health", help="exit 0 if the service is SERVING: an exec probe")
-    health.add_argument("--target", default=f"unix://{ServiceConfig().socket}", help="gRPC address (default %(default)s)")
+    health.add_argument(
+        "--target", default=f"unix://{ServiceConfig().socket}", help="gRPC address (default %(default)s)"
+    )
     health.add_argument("--timeout-s", type=float, default=2.0)
     health.set_defaults(run=_health)
     return parser

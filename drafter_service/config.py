@@ -130,8 +130,8 @@ def check_socket_path(path: Path) -> None:
     longest = len(str(path).encode()) + max(len(ADMIN_SUFFIX), len(DESCRIPTOR_SUFFIX))
     if longest > SOCKET_PATH_MAX_BYTES:
         raise ConfigError(
-            f"--socket {path} is too long: with {ADMIN_SUFFIX} it has {longest} bytes, a Unix socket's path has at most "
-            f"{SOCKET_PATH_MAX_BYTES}"
+            f"--socket {path} is too long: with {ADMIN_SUFFIX} it has {longest} bytes, and a Unix socket's path has at "
+            f"most {SOCKET_PATH_MAX_BYTES}"
         )
 
 
@@ -182,6 +182,8 @@ def flags_for(config: ServiceConfig) -> Sequence[str]:
     for item in fields(config):
         value = getattr(config, item.name)
         if value != item.default:
-            text = "off" if value is None and item.metadata["parse"] is parse_port else "" if value is None else str(value)
+            text = (
+                "off" if value is None and item.metadata["parse"] is parse_port else "" if value is None else str(value)
+            )
             flags += [flag_of(item), text]
     return flags

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from drafter_service.engine.batch import PlannedWrite, RunResult, Runner, commit, fail, plan_write
+from drafter_service.engine.batch import PlannedWrite, Runner, RunResult, commit, fail, plan_write
 from drafter_service.engine.ledger import Ledger
 from drafter_service.engine.operations import Answer, Call, InFlight, Outcome, Refusal, Write
 from drafter_service.engine.scheduler import Job, Scheduler
@@ -53,6 +53,7 @@ class Engine:
         ledger: Ledger,
         scheduler: Scheduler,
         runner: Runner,
+        *,
         in_flight: InFlight,
         observer: StepObserver,
         clock: Callable[[], float],
@@ -162,7 +163,7 @@ class Engine:
             self._observer.queued(began - job.call.submitted_at)
         try:
             results = self.runner.run([plan.entry for _, plan in planned])
-        except Exception:
+        except Exception:  # noqa: BLE001  # whatever the device raises, the engine answers and goes on
             _log.exception("a batch of %d failed", len(planned))
             self._run_apart(planned)
             return
@@ -176,7 +177,7 @@ class Engine:
         for job, plan in planned:
             try:
                 (result,) = self.runner.run([plan.entry])
-            except Exception:
+            except Exception:  # noqa: BLE001  # as above
                 _log.exception("an operation failed")
                 error = make_error(Reason.INTERNAL, "the operation failed inside the service")
                 fail(self.ledger, plan, error)
@@ -195,7 +196,7 @@ class Engine:
             return action(job)
         except SpecdraftError as error:
             return Refusal(error, self._view(job))
-        except Exception:
+        except Exception:  # noqa: BLE001  # a bug in one operation must not end the engine
             _log.exception("%s failed", type(job.operation).__name__)
             return Refusal(make_error(Reason.INTERNAL, "the operation failed inside the service"), self._view(job))
 

@@ -31,7 +31,6 @@ from drafter_service.state import (
     CarryTable,
     PageAllocator,
     PagesExhausted,
-    Round,
     Rows,
     Sequence,
     SequenceTable,

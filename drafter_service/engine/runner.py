@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from drafter_kernels.paged_attention import paged_attention
 from torch import Tensor
 
+from drafter_kernels.paged_attention import paged_attention
 from drafter_service.engine.batch import RunEntry, RunResult
 from drafter_service.engine.operations import Stop
 from drafter_service.heads import MtpHead
@@ -155,7 +156,7 @@ class _Chain:
 
     def add(self, draft: int, logprob: float) -> None:
         """Takes up the next draft. One without probability (everything is masked) is no draft."""
-        if logprob != logprob:  # NaN: the maximum over nothing
+        if math.isnan(logprob):  # the maximum over nothing
             self.stop = Stop.GRAMMAR
             return
         self.drafts.append(draft)

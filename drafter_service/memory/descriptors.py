@@ -82,7 +82,7 @@ class _Server(socketserver.ThreadingUnixStreamServer):
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         if self.peers.acquire(blocking=False):
-            super().process_request(request, client_address)  # type: ignore[arg-type]  # typeshed: address of AF_INET
+            super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 

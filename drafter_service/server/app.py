@@ -89,7 +89,7 @@ class Service:
     def _start(self) -> Addresses:
         plan = self._plan()
         addresses, server, ownership = self._listen()
-        descriptor_socket = ownership and Path(f"{ownership.path}{DESCRIPTOR_SUFFIX}")
+        descriptor_socket = Path(f"{ownership.path}{DESCRIPTOR_SUFFIX}") if ownership else None
         # Imported now: what is wrong with settings or checkpoint has been said before torch is loaded.
         from drafter_service.server.assembly import assemble
 
@@ -164,7 +164,7 @@ class Service:
             server, thread = start_http_server(port, self.config.probe_host, self.registry)
         except OSError as error:
             raise ConfigError(f"--metrics-port {port} cannot be bound: {error.strerror}") from error
-        self._closers.append(lambda: (server.shutdown(), server.server_close(), thread.join()))
+        self._closers += [thread.join, server.server_close, server.shutdown]
         return int(server.server_port)
 
     def _start_probes(self) -> int | None:

@@ -48,6 +48,7 @@ class Assembly:
         head: MtpHead,
         pool: KvPool,
         engine: Engine,
+        *,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
@@ -106,8 +107,8 @@ def assemble(
     ledger = Ledger(PageAllocator(pool.num_pages), identity, metrics)
     scheduler = Scheduler(config.max_batch, config.prefill_rows)
     runner = wrap_runner(EagerRunner(head, pool))
-    engine = Engine(ledger, scheduler, runner, InFlight(config.max_in_flight), metrics, clock)
-    assembly = Assembly(config, head, pool, engine, metrics, clock)
+    engine = Engine(ledger, scheduler, runner, in_flight=InFlight(config.max_in_flight), observer=metrics, clock=clock)
+    assembly = Assembly(config, head, pool, engine, metrics=metrics, clock=clock)
     engine.start()
     try:
         self_test(engine, head, clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,10 +11,11 @@ from google.protobuf.message import Message
 
 from drafter_service.engine import Engine
 from drafter_service.engine import operations as ops
-from drafter_service.memory import HostArena, SlotOutputs
+from drafter_service.memory import HostArena
 from drafter_service.server import encoding
 from drafter_service.server.decoding import Decoded, Decoder
 from drafter_service.server.facts import ServiceFacts
+from drafter_service.server.outputs import Embed, slot_outputs
 from drafter_service.server.refusals import not_implemented
 from drafter_service.state import Session
 from drafter_service.telemetry import Metrics
@@ -54,7 +56,7 @@ class Calls:
         engine: Engine,
         facts: ServiceFacts,
         metrics: Metrics,
-        embed: Callable[[int, str], bytes],
+        embed: Embed,
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
@@ -79,9 +81,7 @@ class Calls:
             pb.FreeKVRequest: (decoder.free_kv, _plain(encoding.free_kv_response)),
         }
 
-    def begin(
-        self, session: Session, request: Message, deadline: float, on_done: Callable[[Answerable], None]
-    ) -> None:
+    def begin(self, session: Session, request: Message, deadline: float, on_done: Callable[[Answerable], None]) -> None:
         """Begins a call; `on_done` is called once, from any thread, and must be quick.
 
         Args:
@@ -139,30 +139,11 @@ class Calls:
 
     def _write_outputs(self, session: Session, arena: HostArena, entry: pb.ProposeEntry, outcome: ops.Outcome) -> None:
         if entry.output_slot >= arena.layout.wish.num_slots:
-            return
-        if isinstance(outcome, ops.Written):
-            drafts, logprobs, stop = outcome.drafts, outcome.logprobs, outcome.stop
-            embedding = self._embed(drafts[-1], session.agreement.hidden_dtype) if drafts else b""
-            status, view = 0, outcome.view
-        else:
-            assert isinstance(outcome, ops.Refusal), "a write has two kinds of outcome"
-            assert outcome.error.reason, "the service's own errors have reasons"
-            drafts, logprobs, stop, embedding = (), (), None, b""
-            status, view = int(encoding.reason_number(outcome.error.reason)), outcome.view
-        outputs = SlotOutputs(
-            op=entry.op,
-            status=status,
-            stop_reason=stop.value if stop else 0,
-            drafts=drafts,
-            logprobs=logprobs,
-            last_embedding=embedding,
-            row_count=view.row_count if view else 0,
-            last_pair_key=view.last_pair_key if view else -1,
-        )
-        try:
+            return  # refused for it
+        outputs = slot_outputs(entry.op, outcome, self._embed, session.agreement.hidden_dtype)
+        # Where the session has ended meanwhile nobody looks any more.
+        with suppress(SpecdraftError):
             arena.write_outputs(entry.output_slot, outputs)
-        except SpecdraftError:
-            return  # the session ended meanwhile: nobody looks there any more
 
 
 def _plain(encode: Callable[[Sequence[ops.Outcome]], Message]) -> Encode:

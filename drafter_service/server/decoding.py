@@ -135,9 +135,7 @@ class Decoder:
         size = len(request.label.encode())
         if size > LABEL_MAX_BYTES:
             raise invalid_field("label", f"{size} bytes", f"at most {LABEL_MAX_BYTES} bytes")
-        return _single(
-            ops.Take(session.session_id, request.sequence_id, request.op, _digest(request), request.label)
-        )
+        return _single(ops.Take(session.session_id, request.sequence_id, request.op, _digest(request), request.label))
 
     def install_kv(self, session: Session, request: pb.InstallKVRequest) -> Decoded:
         """`InstallKV`."""
@@ -222,7 +220,10 @@ class Decoder:
         limit = session.agreement.max_drafts
         if entry.draft_count > limit:
             raise make_error(
-                Reason.TOO_MANY_DRAFTS, f"{entry.draft_count} drafts; at most {limit}", drafts=entry.draft_count, limit=limit
+                Reason.TOO_MANY_DRAFTS,
+                f"{entry.draft_count} drafts; at most {limit}",
+                drafts=entry.draft_count,
+                limit=limit,
             )
         min_logprob = entry.min_logprob if entry.HasField("min_logprob") else None
         if min_logprob is not None and math.isnan(min_logprob):

@@ -113,7 +113,7 @@ class Drive:
                 self._begin(request)
         except grpc.RpcError:
             self._outbox.put(_End(None, is_broken=True))
-        except Exception:
+        except Exception:  # noqa: BLE001  # a reader that died silently would leave its client waiting
             _log.exception("a stream's reader failed")
             self._outbox.put(_End(make_error(Reason.INTERNAL, "the stream failed inside the service")))
         else:
@@ -156,15 +156,13 @@ class Drive:
             inner = self._checked(request, kind)
             session = self._lease()
             deadline = self._asked[correlation_id].deadline
-            self._calls.begin(
-                session, inner, deadline, lambda answer: self._outbox.put(_Ready(correlation_id, answer))
-            )
+            self._calls.begin(session, inner, deadline, lambda answer: self._outbox.put(_Ready(correlation_id, answer)))
         except SpecdraftError as error:
             self._outbox.put(_Ready(correlation_id, error))
-        except Exception:
+        except Exception:  # noqa: BLE001  # a bug in one request must not end the stream
             _log.exception("%s failed", kind)
-            error = make_error(Reason.INTERNAL, "the call failed inside the service")
-            self._outbox.put(_Ready(correlation_id, error))
+            bug = make_error(Reason.INTERNAL, "the call failed inside the service")
+            self._outbox.put(_Ready(correlation_id, bug))
 
     def _checked(self, request: pb.DriveRequest, kind: str | None) -> Message:
         if self._is_draining.is_set():

@@ -14,12 +14,15 @@ from specdraft.v1 import error_reason_pb2, session_pb2, tensor_pb2
 
 _T = TypeVar("_T", ops.Opened, ops.Viewed, ops.Taken, ops.Done)
 
+STOPS = {stop: getattr(pb, f"STOP_REASON_{stop.name}") for stop in ops.Stop} | {None: pb.STOP_REASON_UNSPECIFIED}
+
 DTYPE_NUMBERS = {"float32": tensor_pb2.D_TYPE_FLOAT32, "bfloat16": tensor_pb2.D_TYPE_BFLOAT16}
 
 
-def reason_number(reason: Reason) -> error_reason_pb2.ErrorReason.ValueType:
+def reason_number(reason: Reason) -> error_reason_pb2.ErrorReason:
     """Number of a reason on the wire."""
-    return error_reason_pb2.ErrorReason.Value(f"ERROR_REASON_{reason.value}")
+    number: error_reason_pb2.ErrorReason = getattr(error_reason_pb2, f"ERROR_REASON_{reason.value}")
+    return number
 
 
 def entry_status(error: SpecdraftError | None) -> pb.EntryStatus:
@@ -74,7 +77,7 @@ def _propose_result(outcome: ops.Outcome) -> pb.ProposeResult:
     if isinstance(outcome, ops.Written):
         result.drafts.extend(outcome.drafts)
         result.logprobs.extend(outcome.logprobs)
-        result.stop_reason = pb.StopReason.ValueType(outcome.stop.value if outcome.stop else 0)
+        result.stop_reason = STOPS[outcome.stop]
     return result
 
 

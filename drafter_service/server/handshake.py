@@ -49,7 +49,9 @@ class Handshake:
             _compare("vocab_size", head.vocab_size, request.vocab_size)
         dtype = DTYPE_NAMES.get(request.hidden_dtype)
         if dtype is None:
-            raise _mismatch("hidden_dtype", ", ".join(DTYPE_NAMES.values()), _name(tensor_pb2.DType, request.hidden_dtype))
+            raise _mismatch(
+                "hidden_dtype", ", ".join(DTYPE_NAMES.values()), _name(tensor_pb2.DType, request.hidden_dtype)
+            )
         max_drafts = request.max_drafts or self.facts.config.max_drafts
         if max_drafts > self.facts.config.max_drafts:
             raise invalid_field("max_drafts", max_drafts, f"at most {self.facts.config.max_drafts}")
@@ -58,7 +60,7 @@ class Handshake:
             raise invalid_field("client_name", f"{size} bytes", f"at most {CLIENT_NAME_MAX_BYTES} bytes")
         return Agreement(dtype, head.hidden_width, max_drafts, request.client_name)
 
-    def memory_kind(self, request: session_pb2.OpenSessionRequest, *, is_local: bool) -> tensor_pb2.MemoryKind.ValueType:
+    def memory_kind(self, request: session_pb2.OpenSessionRequest, *, is_local: bool) -> tensor_pb2.MemoryKind:
         """The memory kind granted. Raises TRANSPORT_UNAVAILABLE or OTHER_HOST."""
         asked = request.memory_kind
         has_host = self.descriptors is not None and is_local

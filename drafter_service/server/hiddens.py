@@ -100,6 +100,4 @@ def check_slot(arena: HostArena, slot: int) -> None:
     """Raises MEMORY_OUT_OF_BOUNDS for a slot that the arena does not have."""
     limit = arena.layout.wish.num_slots
     if slot >= limit:
-        raise make_error(
-            Reason.MEMORY_OUT_OF_BOUNDS, f"slot {slot} of {limit}", field="slot", value=slot, limit=limit
-        )
+        raise make_error(Reason.MEMORY_OUT_OF_BOUNDS, f"slot {slot} of {limit}", field="slot", value=slot, limit=limit)

@@ -17,6 +17,10 @@ from specdraft.errors import DOMAIN, Code, Reason, SpecdraftError, make_error
 _log = logging.getLogger(__name__)
 
 
+NO_DEADLINE_S = 1e8
+"""gRPC gives a deadline of decades to a call that has none."""
+
+
 class Ended(Exception):
     """Raised by a handler whose call gRPC has ended already; there is nobody to answer."""
 
@@ -41,7 +45,9 @@ class StatusInterceptor(grpc.ServerInterceptor):
         method = handler_call_details.method.rpartition("/")[2]
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._streaming(method, handler.stream_stream), handler.request_deserializer, handler.response_serializer
+                self._streaming(method, handler.stream_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
             self._unary(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
@@ -52,11 +58,9 @@ class StatusInterceptor(grpc.ServerInterceptor):
             began = self._clock()
             code = Code.OK
             try:
-                # gRPC gives a deadline of decades to a call that has none.
-                if not (context.time_remaining() or 0) < 1e8:
-                    raise make_error(Reason.DEADLINE_REQUIRED, f"{method} needs a deadline")
+                _require_deadline(method, context)
                 return handle(request, context)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # every exception becomes a status here
                 refusal = self._refusal(method, error)
                 code = refusal.code
                 abort(context, refusal)
@@ -71,7 +75,7 @@ class StatusInterceptor(grpc.ServerInterceptor):
                 yield from handle(requests, context)
             except Ended:
                 return
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # as above
                 abort(context, self._refusal(method, error))
 
         return handle_stream
@@ -85,9 +89,16 @@ class StatusInterceptor(grpc.ServerInterceptor):
         return error
 
 
+def _require_deadline(method: str, context: grpc.ServicerContext) -> None:
+    remaining: float | None = context.time_remaining()  # the stubs leave the None out
+    if remaining is None or remaining > NO_DEADLINE_S:
+        raise make_error(Reason.DEADLINE_REQUIRED, f"{method} needs a deadline")
+
+
 def abort(context: grpc.ServicerContext, error: SpecdraftError) -> NoReturn:
     """Ends the call with the error's status, `google.rpc.ErrorInfo` and, where it has a delay, `RetryInfo`."""
-    details = [_packed(error_details_pb2.ErrorInfo(reason=error.reason or "", domain=DOMAIN, metadata=dict(error.details)))]
+    info = error_details_pb2.ErrorInfo(reason=error.reason or "", domain=DOMAIN, metadata=dict(error.details))
+    details = [_packed(info)]
     if error.retry_delay_ms:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(error.retry_delay_ms)

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -23,8 +23,7 @@ from specdraft.errors import Reason, make_error
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import drafter_pb2_grpc, session_pb2, tensor_pb2
 
-TOKEN_METADATA = "specdraft-token-bin"  # noqa: S105  # a key, not a token
-_M = TypeVar("_M", bound=Message)
+TOKEN_METADATA = "specdraft-token-bin"
 
 
 @dataclass(frozen=True, slots=True)

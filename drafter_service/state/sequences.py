@@ -63,7 +63,8 @@ class Sequence:
         max_keys: keys are < max_keys.
         reserved_pages: pages that it keeps even when it needs fewer.
         rows: which keys have a row.
-        pages: page of rows [i * page_rows, (i + 1) * page_rows) at i. An array, so that it becomes a tensor without a copy.
+        pages: page of rows [i * page_rows, (i + 1) * page_rows) at i. An array, so that it becomes a tensor
+            without a copy.
         last_op: number of the last accepted operation.
         last_digest: digest of that operation's request.
         last_outcome: its answer, given again when it is retried.
@@ -119,7 +120,10 @@ class Sequence:
         last = first_key + num_pairs - 1
         if last >= self.max_keys:
             raise make_error(
-                Reason.POSITION_LIMIT, f"pair {last} is past the limit of {self.max_keys}", key=last, limit=self.max_keys
+                Reason.POSITION_LIMIT,
+                f"pair {last} is past the limit of {self.max_keys}",
+                key=last,
+                limit=self.max_keys,
             )
         gap = self.rows.gap_before(first_key)
         if gap is not None and not allow_gap:

@@ -82,7 +82,7 @@ class SessionTable:
         return len(self._by_token)
 
     def open(self, agreement: Agreement, arena: Closeable | None) -> tuple[Session, bytes]:
-        """Opens a session that owns `arena`, and makes its token. Raises SESSIONS_EXHAUSTED; the arena is not closed."""
+        """Opens a session that owns `arena`, and makes its token. Raises SESSIONS_EXHAUSTED (arena left open)."""
         token = secrets.token_bytes(ID_BYTES)
         with self._lock:
             if len(self._by_token) >= self.max_sessions:

@@ -1,0 +1,35 @@
+"""The identity of a head: equal fingerprints mean that carried rows fit. No torch."""
+
+import hashlib
+import json
+import mmap
+from dataclasses import asdict
+from typing import Final
+
+from drafter_service.heads.plan import HeadPlan
+
+DIGEST_BYTES: Final = 16
+_CHUNK_BYTES: Final = 16 * 2**20
+# They change what is accepted or where a tensor was found, never a row or a logit.
+_WITHOUT_EFFECT: Final = ("model_type", "max_position", "tie_word_embeddings")
+
+
+def head_fingerprint(plan: HeadPlan) -> str:
+    """Hex BLAKE2b over what is computed (record, sizes, dtype) and every byte of every tensor used.
+
+    Reads the tensors' bytes from their files: seconds for a head with large vocabulary tables.
+    """
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    config = {key: value for key, value in asdict(plan.config).items() if key not in _WITHOUT_EFFECT}
+    record = plan.record
+    computed = (record.concat, record.norm, record.attention, record.ffn, record.rope_position_offset)
+    digest.update(json.dumps([config, computed], sort_keys=True).encode())
+    for tensor in plan.tensors:
+        stored = tensor.stored
+        digest.update(json.dumps([tensor.role, tensor.layer, stored.dtype, tensor.shape]).encode())
+        # Rows beyond the vocabulary are not part of the head.
+        used_bytes = stored.num_bytes if not stored.shape else stored.num_bytes // stored.shape[0] * tensor.shape[0]
+        with stored.file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            for begin in range(stored.begin, stored.begin + used_bytes, _CHUNK_BYTES):
+                digest.update(mapped[begin : min(begin + _CHUNK_BYTES, stored.begin + used_bytes)])
+    return digest.hexdigest()
