@@ -8,11 +8,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from drafter_service import __version__
 from drafter_service.config import ConfigError, ServiceConfig, add_flags, read_config
+
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # argparse has no public name for it
 
 EXIT_USAGE = 2
 
@@ -47,7 +51,41 @@ def _parser() -> argparse.ArgumentParser:
     )
     health.add_argument("--timeout-s", type=float, default=2.0)
     health.set_defaults(run=_health)
+    _add_demo(commands)
+    _add_bench(commands)
     return parser
+
+
+def _add_demo(commands: _Commands) -> None:
+    demo = commands.add_parser("demo", help="generate held-out code with and without drafts, side by side")
+    demo.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    demo.add_argument("--head", type=Path, help="another checkpoint of the head (default: the trained one)")
+    demo.add_argument("--num-drafts", type=int, default=3, help="drafts of a round (default %(default)s)")
+    demo.add_argument("--prompts", type=int, default=4, help="generations of a run (default %(default)s)")
+    demo.add_argument("--new-tokens", type=int, default=72, help="length of a generation (default %(default)s)")
+    demo.add_argument("--turns", type=int, default=5, help="timed turns (default %(default)s)")
+    demo.add_argument("--seed", type=int, default=0, help="chooses the prompts (default %(default)s)")
+    demo.set_defaults(run=_demo)
+
+
+def _add_bench(commands: _Commands) -> None:
+    bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry")
+    kinds = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
+    rpc = kinds.add_parser("rpc", help="round trips beside a bare gRPC echo and the head's own forward")
+    rpc.add_argument("--rounds", type=int, default=7, help="turns of every case (default %(default)s)")
+    rpc.add_argument("--calls", type=int, default=300, help="calls of a turn (default %(default)s)")
+    rpc.set_defaults(run=_bench_rpc)
+    acceptance = kinds.add_parser("acceptance", help="acceptance of the trained head on held-out files")
+    acceptance.add_argument("--positions", type=int, default=500)
+    acceptance.add_argument("--num-drafts", type=int, default=3)
+    acceptance.set_defaults(run=_bench_acceptance)
+    carry = kinds.add_parser("carry", help="TakeKV and InstallKV of few and of many rows")
+    carry.add_argument("--rows", type=int, nargs=2, default=(100, 100_000), metavar=("FEW", "MANY"))
+    carry.add_argument("--rounds", type=int, default=7, help="turns of both sizes (default %(default)s)")
+    carry.add_argument("--calls", type=int, default=100, help="calls of a turn (default %(default)s)")
+    carry.set_defaults(run=_bench_carry)
+    for kind in (rpc, acceptance, carry):
+        kind.add_argument("--json", action="store_true", help="print the result as it is committed")
 
 
 def _serve(flags: argparse.Namespace) -> int:
@@ -92,6 +130,60 @@ def _health(flags: argparse.Namespace) -> int:
     status = ask_health(flags.target, flags.timeout_s)
     print(status)
     return 0 if status == "SERVING" else 1
+
+
+def _demo(flags: argparse.Namespace) -> int:
+    from drafter_service.demo.demo import DemoPlan, run_demo
+    from drafter_service.demo.painting import Painter, wants_color
+
+    plan = DemoPlan(
+        head=flags.head or DemoPlan().head,
+        num_drafts=flags.num_drafts,
+        num_prompts=flags.prompts,
+        num_new=flags.new_tokens,
+        num_turns=flags.turns,
+        seed=flags.seed,
+    )
+    painter = Painter(in_color=wants_color(flags.color, sys.stdout, os.environ))
+    return 0 if run_demo(plan, painter) else 1
+
+
+def _bench_rpc(flags: argparse.Namespace) -> int:
+    from drafter_service.bench import rpc
+    from drafter_service.bench.samples import Plan
+
+    figures = rpc.measure_rpc(Plan(flags.rounds, flags.calls))
+    command = f"drafter-service bench rpc --rounds {flags.rounds} --calls {flags.calls} --json"
+    return _report("rpc", command, figures, rpc.describe, as_json=flags.json)
+
+
+def _bench_acceptance(flags: argparse.Namespace) -> int:
+    from drafter_service.demo import acceptance
+
+    plan = acceptance.AcceptancePlan(flags.positions, flags.num_drafts)
+    figures = acceptance.measure_acceptance(plan)
+    command = f"drafter-service bench acceptance --positions {flags.positions} --num-drafts {flags.num_drafts} --json"
+    return _report("acceptance", command, figures, acceptance.describe, as_json=flags.json)
+
+
+def _bench_carry(flags: argparse.Namespace) -> int:
+    from drafter_service.bench import carry
+    from drafter_service.bench.samples import Plan
+
+    few, many = flags.rows
+    figures = carry.measure_carry(few, many, Plan(flags.rounds, flags.calls))
+    command = f"drafter-service bench carry --rows {few} {many} --rounds {flags.rounds} --calls {flags.calls} --json"
+    return _report("carry", command, figures, carry.describe, as_json=flags.json)
+
+
+def _report(
+    name: str, command: str, figures: dict[str, Any], describe: Callable[[dict[str, Any]], str], *, as_json: bool
+) -> int:
+    from drafter_service.bench.report import make_report
+
+    report = make_report(name, command, figures)
+    print(report.as_json() if as_json else f"{describe(figures)}\n\n{report.device}, {report.date}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -155,8 +155,10 @@ class _Chain:
         return self.stop is None and len(self.drafts) < self.entry.num_drafts
 
     def add(self, draft: int, logprob: float) -> None:
-        """Takes up the next draft. One without probability (everything is masked) is no draft."""
-        if math.isnan(logprob):  # the maximum over nothing
+        """Takes up the next draft; one without a probability is none, since everything is masked."""
+        if math.isnan(logprob):
+            if self.mask is None:
+                raise ArithmeticError("the head computed NaN")
             self.stop = Stop.GRAMMAR
             return
         self.drafts.append(draft)

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING
 import grpc
 from prometheus_client import CollectorRegistry, start_http_server
 
-from drafter_service.config import DESCRIPTOR_SUFFIX, ConfigError, ServiceConfig
+from drafter_service.config import ADMIN_SUFFIX, DESCRIPTOR_SUFFIX, ConfigError, ServiceConfig
 from drafter_service.heads import CheckpointError, HeadPlan, HiddenSource, RecycleSource, plan_head
+from drafter_service.server.admin import AdminServicer
 from drafter_service.server.facts import HeadFacts, ServiceFacts, read_boot_id
 from drafter_service.server.health import Health, start_probe_server
 from drafter_service.server.interceptors import StatusInterceptor
 from drafter_service.server.listeners import SOCKET_MODE, SocketOwnership, bind_tcp, bind_unix
 from drafter_service.server.servicer import DrafterServicer
 from drafter_service.telemetry import Metrics
-from specdraft.v1 import drafter_pb2_grpc
+from specdraft.v1 import admin_pb2_grpc, drafter_pb2_grpc
 
 if TYPE_CHECKING:
     from drafter_service.engine.batch import Runner
@@ -129,6 +130,7 @@ class Service:
         server = self._make_server()
         if ownership:
             bind_unix(server, ownership.path)
+            self._start_admin(Path(f"{ownership.path}{ADMIN_SUFFIX}"))
         listen_port = bind_tcp(server, config) if config.listen else None
         server.start()
         self._closers.append(lambda: server.stop(STOP_GRACE_S).wait())
@@ -155,6 +157,16 @@ class Service:
         self._health.add_to(server)
         self._closers.append(self._health.close)
         return server
+
+    def _start_admin(self, path: Path) -> None:
+        server = grpc.server(
+            futures.ThreadPoolExecutor(2, thread_name_prefix="admin"),
+            interceptors=[StatusInterceptor(self.metrics, self._clock)],
+        )
+        admin_pb2_grpc.add_DrafterAdminServicer_to_server(AdminServicer(self, self._clock), server)
+        bind_unix(server, path)
+        server.start()
+        self._closers.append(lambda: server.stop(0).wait())
 
     def _start_metrics(self) -> int | None:
         port = self.config.metrics_port
@@ -221,6 +233,11 @@ class Service:
                 "live": lambda: allocator.num_pages - allocator.num_free - carries.num_pages,
             },
         )
+
+    def refuse_sessions(self) -> None:
+        """Turns health to NOT_SERVING and refuses new sessions; open ones go on."""
+        self._health.set_serving(False)
+        self._servicer.refuse_sessions()
 
     def drain(self) -> None:
         """Turns health to NOT_SERVING, refuses new work, and waits until what was accepted is answered."""

@@ -53,6 +53,8 @@ def _compare(head: MtpHead, tokens: torch.Tensor, hiddens: torch.Tensor, drafts:
     device = head.device
     keys = torch.arange(NUM_PAIRS, device=device)
     expected = oracle_draft(head, tokens.to(device), hiddens.to(device), keys, NUM_DRAFTS)
+    if len(drafts) != NUM_DRAFTS:
+        raise SelfTestError(f"the self-test got {len(drafts)} of {NUM_DRAFTS} drafts")
     for index, (ours, theirs, margin) in enumerate(zip(drafts, expected.ids, expected.margins, strict=True)):
         if margin < MARGINS[head.dtype]:
             return

@@ -48,6 +48,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         self._clock = clock
         self._parts: Parts | None = None
         self._is_draining = False
+        self._is_ending = False
         self._drives: set[Drive] = set()
         self._lock = threading.Lock()
 
@@ -55,10 +56,16 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         """From now on calls are answered; before, they are UNAVAILABLE."""
         self._parts = parts
 
-    def drain(self) -> None:
-        """Refuses new sessions and requests; streams end once they have answered what was accepted."""
+    def refuse_sessions(self) -> None:
+        """Refuses new sessions from now on; open ones go on."""
         with self._lock:
             self._is_draining = True
+
+    def drain(self) -> None:
+        """Refuses new sessions and streams; open streams end once they have answered what was accepted."""
+        self.refuse_sessions()
+        with self._lock:
+            self._is_ending = True
             drives = list(self._drives)
         for drive in drives:
             drive.drain()
@@ -118,7 +125,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         session = parts.sessions.find(token)
         drive = Drive(parts.calls, lambda: parts.sessions.find(token), parts.metrics, self._clock)
         with self._lock:
-            if self._is_draining:
+            if self._is_ending:
                 raise draining()
             self._drives.add(drive)
         parts.sessions.attach(session, drive)

@@ -28,13 +28,15 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// What an operator does to a running service. Served on its own listener (`--admin-socket`), never beside `Drafter`.
+// What an operator does to a running service. Served on its own Unix socket, the service's path plus
+// `.admin`, never beside `Drafter`.
 type DrafterAdminClient interface {
 	// Chooses what runs a round. Drafts are the same.
 	SetRunner(ctx context.Context, in *SetRunnerRequest, opts ...grpc.CallOption) (*SetRunnerResponse, error)
 	// Lists the open sessions. No tokens, no handles, no carry keys.
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
-	// Starts draining: health turns NOT_SERVING, new sessions are refused, open ones go on until they end.
+	// Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
+	// and then ends them.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 }
 
@@ -80,13 +82,15 @@ func (c *drafterAdminClient) Drain(ctx context.Context, in *DrainRequest, opts .
 // All implementations must embed UnimplementedDrafterAdminServer
 // for forward compatibility.
 //
-// What an operator does to a running service. Served on its own listener (`--admin-socket`), never beside `Drafter`.
+// What an operator does to a running service. Served on its own Unix socket, the service's path plus
+// `.admin`, never beside `Drafter`.
 type DrafterAdminServer interface {
 	// Chooses what runs a round. Drafts are the same.
 	SetRunner(context.Context, *SetRunnerRequest) (*SetRunnerResponse, error)
 	// Lists the open sessions. No tokens, no handles, no carry keys.
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
-	// Starts draining: health turns NOT_SERVING, new sessions are refused, open ones go on until they end.
+	// Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
+	// and then ends them.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	mustEmbedUnimplementedDrafterAdminServer()
 }

@@ -18,7 +18,9 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class DrafterAdminStub:
-    """What an operator does to a running service. Served on its own listener (`--admin-socket`), never beside `Drafter`."""
+    """What an operator does to a running service. Served on its own Unix socket, the service's path plus
+    `.admin`, never beside `Drafter`.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     SetRunner: grpc.UnaryUnaryMultiCallable[
@@ -37,10 +39,14 @@ class DrafterAdminStub:
         specdraft.v1.admin_pb2.DrainRequest,
         specdraft.v1.admin_pb2.DrainResponse,
     ]
-    """Starts draining: health turns NOT_SERVING, new sessions are refused, open ones go on until they end."""
+    """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
+    and then ends them.
+    """
 
 class DrafterAdminAsyncStub:
-    """What an operator does to a running service. Served on its own listener (`--admin-socket`), never beside `Drafter`."""
+    """What an operator does to a running service. Served on its own Unix socket, the service's path plus
+    `.admin`, never beside `Drafter`.
+    """
 
     SetRunner: grpc.aio.UnaryUnaryMultiCallable[
         specdraft.v1.admin_pb2.SetRunnerRequest,
@@ -58,10 +64,14 @@ class DrafterAdminAsyncStub:
         specdraft.v1.admin_pb2.DrainRequest,
         specdraft.v1.admin_pb2.DrainResponse,
     ]
-    """Starts draining: health turns NOT_SERVING, new sessions are refused, open ones go on until they end."""
+    """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
+    and then ends them.
+    """
 
 class DrafterAdminServicer(metaclass=abc.ABCMeta):
-    """What an operator does to a running service. Served on its own listener (`--admin-socket`), never beside `Drafter`."""
+    """What an operator does to a running service. Served on its own Unix socket, the service's path plus
+    `.admin`, never beside `Drafter`.
+    """
 
     @abc.abstractmethod
     def SetRunner(
@@ -85,6 +95,8 @@ class DrafterAdminServicer(metaclass=abc.ABCMeta):
         request: specdraft.v1.admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> typing.Union[specdraft.v1.admin_pb2.DrainResponse, collections.abc.Awaitable[specdraft.v1.admin_pb2.DrainResponse]]:
-        """Starts draining: health turns NOT_SERVING, new sessions are refused, open ones go on until they end."""
+        """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
+        and then ends them.
+        """
 
 def add_DrafterAdminServicer_to_server(servicer: DrafterAdminServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,0 +1,260 @@
+"""Sessions of the Python client: handshake, lease, deadlines, ends."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+
+import specdraft
+from fake_service import FakeService, wait_until
+from specdraft import (
+    Client,
+    FailedPreconditionError,
+    HiddenSource,
+    MemoryKind,
+    NotFoundError,
+    ProposeItem,
+    Reason,
+    UnavailableError,
+)
+from specdraft.errors import make_error
+
+ROW = np.ones((1, 8), dtype=np.float32)
+
+
+@pytest.fixture
+def service(tmp_path):
+    with FakeService(tmp_path) as service:
+        yield service
+
+
+def test_the_handshake_says_what_the_client_will_send(service):
+    with Client(
+        service.target,
+        hidden_source=HiddenSource.LAYERS,
+        hidden_dtype="bfloat16",
+        layer_ids=(3, 1),
+        vocab_size=77,
+        slot_count=5,
+        max_drafts=3,
+        prefill_rows=9,
+        client_name="me",
+        carry_key=b"k" * 16,
+    ) as client:
+        assert client.hidden_width == 8
+        assert client.max_drafts == 3
+    (request,) = service.requests("OpenSession")
+    assert request.protocol_version == 1
+    assert (request.hidden_source, request.hidden_dtype, request.hidden_width) == (3, 2, 8)
+    assert (list(request.layer_ids), request.vocab_size, request.slot_count) == ([3, 1], 77, 5)
+    assert (request.max_drafts, request.prefill_row_count, request.client_name) == (3, 9, "me")
+    assert (request.pid, request.carry_key) == (os.getpid(), b"k" * 16)
+    assert len(request.boot_id) == 36
+
+
+@pytest.mark.parametrize(
+    ("memory", "offered", "expected"),
+    [
+        ("auto", True, MemoryKind.HOST),
+        ("auto", False, MemoryKind.INLINE),
+        ("inline", True, MemoryKind.INLINE),
+        ("host", True, MemoryKind.HOST),
+    ],
+)
+def test_memory_is_shared_where_that_is_possible(tmp_path, memory, offered, expected):
+    with FakeService(tmp_path, host_memory=offered) as service, Client(service.target, memory=memory) as client:
+        assert client.memory_kind is expected
+
+
+@pytest.mark.parametrize("options", [{"hidden_dtype": "float64"}, {"memory": "cuda"}, {"timeout_s": 0}])
+def test_options_that_are_wrong_by_themselves_are_refused_at_once(options):
+    with pytest.raises(ValueError):
+        Client("unix:///nowhere", **options)
+
+
+def test_a_refused_handshake_names_the_field(service):
+    with pytest.raises(FailedPreconditionError) as caught:
+        Client(service.target, hidden_width=9)
+    assert caught.value.reason is Reason.HANDSHAKE_MISMATCH
+    assert caught.value.details["field"] == "hidden_width"
+
+
+def test_no_service_is_unavailable_without_a_reason(tmp_path):
+    with pytest.raises(UnavailableError) as caught:
+        Client(f"unix://{tmp_path}/nothing.sock", timeout_s=1.0)
+    assert caught.value.reason is None
+
+
+@pytest.mark.parametrize("use_drive", [True, False])
+def test_every_call_has_a_deadline_and_the_token(service, use_drive):
+    with Client(service.target, timeout_s=3.0, use_drive=use_drive) as client:
+        client.server_info()
+        with client.open_sequence() as sequence:
+            sequence.prefill([1, 2, 3], np.zeros((3, 8), dtype=np.float32))
+            sequence.propose(2, [4], ROW, 2)
+            client.propose_batch([ProposeItem(sequence, 3, [4], ROW, 2)])
+            sequence.state()
+            sequence.truncate(1)
+            carry = sequence.take_kv("mine")
+            sequence.install_kv(carry)
+            client.free_kv(sequence.take_kv())
+            sequence.fork(0).close()
+    called = {call.rpc for call in service.calls}
+    assert called == {
+        *("GetServerInfo", "OpenSession", "KeepAlive", "CloseSession", "OpenSequence", "Catchup", "Propose"),
+        *("GetSequence", "Truncate", "TakeKV", "InstallKV", "FreeKV", "ForkSequence", "CloseSequence"),
+    }
+    for call in service.calls:
+        assert 2.0 < call.timeout_s <= 3.01, call.rpc
+        if call.rpc not in {"GetServerInfo", "OpenSession"}:
+            assert len(call.metadata["specdraft-token-bin"]) == 16
+
+
+def test_the_first_keepalive_proves_the_mapping_and_the_others_renew(tmp_path):
+    with FakeService(tmp_path, lease_ms=300) as service, Client(service.target):
+        wait_until(lambda: len(service.requests("KeepAlive")) >= 4)
+        first, *others = service.requests("KeepAlive")
+        assert first.arena_nonce == service.arena.nonce
+        assert not any(one.arena_nonce for one in others)
+
+
+def test_keepalive_goes_on_after_an_error_and_ends_with_the_session(tmp_path):
+    with FakeService(tmp_path, lease_ms=150) as service, Client(service.target) as client:
+        service.faults["KeepAlive"] = [make_error(Reason.DRAINING, "later")]
+        wait_until(lambda: len(service.requests("KeepAlive")) >= 4)
+        service.token = b"another session"
+        wait_until(lambda: client.session.lost)
+        count = len(service.requests("KeepAlive"))
+        time.sleep(0.2)
+        assert len(service.requests("KeepAlive")) == count
+
+
+def test_a_mapping_that_is_not_proven_ends_the_session(service):
+    service.faults["KeepAlive"] = [make_error(Reason.MAPPING_NOT_PROVEN, "no")]
+    with pytest.raises(FailedPreconditionError):
+        Client(service.target)
+    assert len(service.requests("CloseSession")) == 1
+
+
+def test_a_closed_client_says_so(service):
+    client = Client(service.target)
+    sequence = client.open_sequence()
+    client.close()
+    client.close()
+    for use in (client.open_sequence, client.server_info, sequence.state, client.reopen):
+        with pytest.raises(UnavailableError, match="closed"):
+            use()
+    sequence.close()
+    assert len(service.requests("CloseSession")) == 1
+
+
+def test_closing_does_not_need_the_service(tmp_path):
+    service = FakeService(tmp_path, grace_ms=200)
+    client = Client(service.target, timeout_s=1.0)
+    sequence = client.open_sequence()
+    service.stop()
+    started = time.monotonic()
+    sequence.close()
+    client.close()
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("use_drive", [True, False])
+def test_after_a_restart_the_next_sequence_opens_a_new_session(tmp_path, use_drive):
+    service = FakeService(tmp_path)
+    with Client(service.target, use_drive=use_drive, timeout_s=10.0) as client:
+        sequence = client.open_sequence()
+        sequence.propose(0, [1], ROW, 1)
+        service.stop()
+        service.forget()
+        service.start()
+        deadline = time.monotonic() + 10
+        while True:
+            with pytest.raises((NotFoundError, UnavailableError)) as caught:
+                sequence.state()
+            if caught.value.reason is Reason.SESSION_UNKNOWN or time.monotonic() > deadline:
+                break
+        assert caught.value.reason is Reason.SESSION_UNKNOWN
+        again = client.open_sequence()
+        assert again.propose(0, [1], ROW, 1).drafts == (7,)
+        with pytest.raises(NotFoundError):
+            sequence.state()
+    service.stop()
+
+
+def test_a_session_can_be_reopened_by_hand(service):
+    with Client(service.target) as client:
+        client.reopen()
+        assert client.open_sequence().propose(0, [1], ROW, 2).drafts == (7, 7)
+    assert len(service.requests("CloseSession")) == 2
+
+
+def settled_counts():
+    gc.collect()
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("options", [{}, {"use_drive": False}, {"memory": "inline"}])
+def test_closing_leaves_no_thread_and_no_descriptor(service, options):
+    def use():
+        with Client(service.target, **options) as client:
+            sequence = client.open_sequence()
+            sequence.prefill(list(range(9)), np.zeros((9, 8), dtype=np.float32))
+            sequence.propose(8, [1], ROW, 2)
+
+    use()  # what gRPC starts once
+    wait_until(lambda: not service.streams or service.cut() is None)
+    before = settled_counts()
+    for _ in range(5):
+        use()
+
+    def is_back():
+        now = settled_counts()
+        return now[0] <= before[0] and now[1] <= before[1]
+
+    wait_until(is_back, timeout_s=10)
+
+
+def test_failed_openings_leave_nothing(service):
+    with pytest.raises(FailedPreconditionError):
+        Client(service.target, hidden_width=9)
+    before = settled_counts()
+    for _ in range(5):
+        with pytest.raises(FailedPreconditionError):
+            Client(service.target, hidden_width=9)
+    wait_until(lambda: settled_counts() <= before, timeout_s=10)
+
+
+def test_importing_the_client_pulls_in_neither_torch_nor_numpy():
+    code = (
+        "import sys, specdraft, specdraft.errors, specdraft.memory\n"
+        "assert 'grpc' not in sys.modules, 'errors and memory need no gRPC'\n"
+        "[getattr(specdraft, name) for name in specdraft.__all__]\n"
+        "import specdraft.integrations\n"
+        "assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)\n"
+    )
+    path = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})
+
+
+def test_the_door_is_complete():
+    for name in specdraft.__all__:
+        assert getattr(specdraft, name).__name__ == name
+    assert set(specdraft.__all__) == set(dir(specdraft))
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = specdraft.nothing
+
+
+def test_tcp_and_tls_targets_use_inline_memory(service):
+    port = service.server.add_insecure_port("localhost:0")
+    with Client(f"localhost:{port}") as client:
+        assert client.memory_kind is MemoryKind.INLINE
+        assert client.open_sequence().propose(0, [1], ROW, 1).drafts == (7,)
+    with pytest.raises(UnavailableError):
+        Client(f"localhost:{port}", credentials=grpc.ssl_channel_credentials(), timeout_s=2.0)
