@@ -150,6 +150,7 @@ class FakeService(drafter_pb2_grpc.DrafterServicer):
         )
         drafter_pb2_grpc.add_DrafterServicer_to_server(self, self.server)
         self.server.add_insecure_port(f"unix://{self.path}")
+        self.port = self.server.add_insecure_port("localhost:0")
         self.server.start()
         self.side = FakeSideSocket(self.side_path) if self.hosts_memory else None
 

@@ -252,9 +252,8 @@ def test_the_door_is_complete():
 
 
 def test_tcp_and_tls_targets_use_inline_memory(service):
-    port = service.server.add_insecure_port("localhost:0")
-    with Client(f"localhost:{port}") as client:
+    with Client(f"localhost:{service.port}") as client:
         assert client.memory_kind is MemoryKind.INLINE
         assert client.open_sequence().propose(0, [1], ROW, 1).drafts == (7,)
     with pytest.raises(UnavailableError):
-        Client(f"localhost:{port}", credentials=grpc.ssl_channel_credentials(), timeout_s=2.0)
+        Client(f"localhost:{service.port}", credentials=grpc.ssl_channel_credentials(), timeout_s=2.0)

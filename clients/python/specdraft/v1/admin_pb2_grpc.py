@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class DrafterAdminStub(object):
-    """What an operator does to a running service. Served on its own listener (`--admin-socket`), never beside `Drafter`.
+    """What an operator does to a running service. Served on its own Unix socket, the service's path plus
+    `.admin`, never beside `Drafter`.
     """
 
     def __init__(self, channel):
@@ -53,7 +54,8 @@ class DrafterAdminStub(object):
 
 
 class DrafterAdminServicer(object):
-    """What an operator does to a running service. Served on its own listener (`--admin-socket`), never beside `Drafter`.
+    """What an operator does to a running service. Served on its own Unix socket, the service's path plus
+    `.admin`, never beside `Drafter`.
     """
 
     def SetRunner(self, request, context):
@@ -71,7 +73,8 @@ class DrafterAdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Starts draining: health turns NOT_SERVING, new sessions are refused, open ones go on until they end.
+        """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
+        and then ends them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +107,8 @@ def add_DrafterAdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DrafterAdmin(object):
-    """What an operator does to a running service. Served on its own listener (`--admin-socket`), never beside `Drafter`.
+    """What an operator does to a running service. Served on its own Unix socket, the service's path plus
+    `.admin`, never beside `Drafter`.
     """
 
     @staticmethod
