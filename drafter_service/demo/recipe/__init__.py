@@ -1,0 +1,4 @@
+"""How the demo's two small models were made: corpus, tokenizer, target, MTP head, measurement.
+
+Run it with ``python -m drafter_service.demo.recipe``; README.md beside this file says how.
+"""
