@@ -1,0 +1,203 @@
+"""The client for threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence as Items
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self, TypeAlias, Unpack
+
+from specdraft import operations
+from specdraft.answers import Carry, Proposal, SequenceState
+from specdraft.channel import open_channel
+from specdraft.errors import SpecdraftError
+from specdraft.exchanges import Exchange
+from specdraft.items import (
+    CatchupItem,
+    ProposeItem,
+    catchup_job,
+    proposal_or_error,
+    propose_job,
+    state_or_error,
+)
+from specdraft.options import SessionKeywords, SessionOptions
+from specdraft.sequence import Sequence
+from specdraft.server_info import ServerInfo
+from specdraft.session import Session, open_session
+from specdraft.terms import closed_error
+from specdraft.transport import Transport
+from specdraft.v1 import session_pb2
+from specdraft.words import MemoryKind, RowsPolicy
+from specdraft.writes import catchup_jobs, propose_jobs
+
+__all__ = ["Client"]
+
+_Items: TypeAlias = Items[ProposeItem[Sequence]] | Items[CatchupItem[Sequence]]
+
+
+class Client:
+    """A connection to the service with one session. For threads; `AsyncClient` is its twin for asyncio.
+
+    ```python
+    with Client("unix:///run/specdraft/specdraft.sock", hidden_width=4096) as client:
+        sequence = client.open_sequence()
+    ```
+
+    When the service has lost the session (it restarted), its sequences answer `NotFoundError`; the next `open_sequence`
+    opens a new session by itself.
+    """
+
+    def __init__(self, target: str, **options: Unpack[SessionKeywords]) -> None:
+        """Connects and opens the session.
+
+        Args:
+            target: "unix:///path/to/socket" or "host:port".
+            **options: fields of `SessionOptions`.
+
+        Raises:
+            ValueError: an option is wrong by itself.
+            SpecdraftError: no service there, or it refuses the handshake (`HANDSHAKE_MISMATCH`).
+        """
+        self._target = target
+        self._options = SessionOptions(**options)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._channel = open_channel(target, self._options.credentials)
+        try:
+            self._session = self._open_session()
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the session and the connection. May be called twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._session.close()
+            self._channel.close()
+
+    @property
+    def session(self) -> Session:
+        """The session in use."""
+        return self._session
+
+    @property
+    def memory_kind(self) -> MemoryKind:
+        """How hidden rows travel."""
+        return self._session.terms.memory_kind
+
+    @property
+    def is_driving(self) -> bool:
+        """Whether calls go over the `Drive` stream (False: unary calls)."""
+        return self._session.is_driving
+
+    @property
+    def hidden_width(self) -> int:
+        """Elements of one hidden row."""
+        return self._session.terms.width
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts of one propose."""
+        return self._session.terms.max_drafts
+
+    @property
+    def options(self) -> SessionOptions:
+        """What was asked for."""
+        return self._options
+
+    @property
+    def carries(self) -> tuple[Carry, ...]:
+        """Carries that were found under the carry key when the session opened."""
+        return self._session.terms.carries
+
+    def server_info(self) -> ServerInfo:
+        """Asks what this service is."""
+        if self._closed:
+            raise closed_error()
+        request = session_pb2.GetServerInfoRequest()
+        answer = Transport(self._channel).call(Exchange("GetServerInfo", request, self._options.timeout_s))
+        return ServerInfo.read(answer)
+
+    def reopen(self) -> None:
+        """Opens a new session in the place of the present one, whose sequences are lost."""
+        with self._lock:
+            if self._closed:
+                raise closed_error()
+            self._session.close()
+            self._session = self._open_session()
+
+    def open_sequence(
+        self, budget_tokens: int = 0, *, reserve: bool = False, rows_policy: RowsPolicy = RowsPolicy.EXACT
+    ) -> Sequence:
+        """Opens a sequence.
+
+        Args:
+            budget_tokens: most tokens that it will hold; 0 = the head's max_seq_len.
+            reserve: take the memory of the whole budget now.
+            rows_policy: which rows it keeps.
+        """
+        session = self._live_session()
+        steps = operations.open_sequence(budget_tokens, rows_policy, reserve=reserve, timeout_s=session.terms.timeout_s)
+        return Sequence(session, session.run(steps))
+
+    def propose_batch(self, items: Items[ProposeItem[Sequence]]) -> list[Proposal | SpecdraftError]:
+        """`Sequence.propose` for several sequences in one call, which shares one forward.
+
+        Returns:
+            One proposal or error an item, in their order; an error of the whole call is every item's.
+
+        Raises:
+            ValueError: hidden rows of another shape or type; nothing was sent.
+        """
+        session = self._session
+        jobs = [propose_job(item.sequence.ledger, item, session.terms) for item in items]
+        with self._locked(items):
+            session.run(propose_jobs(jobs, session.terms, session.placement))
+        return [proposal_or_error(job) for job in jobs]
+
+    def catchup_batch(self, items: Items[CatchupItem[Sequence]]) -> list[SequenceState | SpecdraftError]:
+        """`Sequence.catchup` for several sequences; returns and raises like `propose_batch`."""
+        session = self._session
+        jobs = [catchup_job(item.sequence.ledger, item, session.terms) for item in items]
+        with self._locked(items):
+            session.run(catchup_jobs(jobs, session.terms, session.placement))
+        return [state_or_error(job) for job in jobs]
+
+    def free_kv(self, carry: Carry) -> None:
+        """Gives a carry up."""
+        session = self._session
+        session.run(operations.free_kv(carry, session.terms.timeout_s))
+
+    def _open_session(self) -> Session:
+        return open_session(self._channel, self._target, self._options, self.server_info())
+
+    def _live_session(self) -> Session:
+        if self._session.lost:
+            with self._lock:
+                if self._closed:
+                    raise closed_error()
+                if self._session.lost:
+                    self._session.close()
+                    self._session = self._open_session()
+        return self._session
+
+    @staticmethod
+    def _locked(items: _Items) -> ExitStack:
+        # In the order of their ids, each once: two batches that share sequences cannot wait for each other.
+        stack = ExitStack()
+        chosen = {item.sequence.sequence_id: item.sequence for item in items}
+        for sequence_id in sorted(chosen):
+            stack.enter_context(chosen[sequence_id].lock)
+        return stack

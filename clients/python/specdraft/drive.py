@@ -1,0 +1,163 @@
+"""The `Drive` stream for threads: many callers, one stream, one thread that reads it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import grpc
+
+from specdraft.errors import DeadlineError, SpecdraftError, UnavailableError
+from specdraft.exchanges import DRIVE_FIELDS, Exchange, drive_frame
+from specdraft.statuses import check_entry, error_of_call
+from specdraft.terms import closed_error
+from specdraft.unanswered import After, Reattachment, Unanswered
+
+__all__ = ["Attach", "Drive", "DriveUnsupported"]
+
+Attach = Callable[[Iterator[bytes]], Any]
+"""Opens a stream that sends the frames of an iterator; iterating over what it returns gives `DriveResponse`s."""
+
+_JOIN_TIMEOUT_S: Final = 5.0
+
+
+class DriveUnsupported(Exception):
+    """The service has no `Drive`: the request goes by a unary call."""
+
+
+class _Waiter:
+    """One caller. A bare lock is the cheapest thing in Python that one thread can wake another with."""
+
+    __slots__ = ("answer", "error", "signal")
+
+    def __init__(self) -> None:
+        self.signal = threading.Lock()
+        self.signal.acquire()
+        self.answer: Any = None
+        self.error: Exception | None = None
+
+    def finish(self, answer: Any, error: Exception | None) -> None:
+        self.answer, self.error = answer, error
+        self.signal.release()
+
+
+class Drive:
+    """One session's stream. It attaches at once, and again (with every unanswered request) when it breaks."""
+
+    def __init__(self, attach: Attach, grace_s: float) -> None:
+        self._attach = attach
+        self._lock = threading.Lock()
+        self._unanswered: Unanswered[_Waiter] = Unanswered()
+        self._reattachment = Reattachment(grace_s)
+        self._outgoing: queue.SimpleQueue[bytes | None] | None = None
+        self._stream: Any = None
+        self._final: Exception | None = None
+        self._closed = threading.Event()
+        self._reader: threading.Thread | None = None
+        with self._lock:
+            self._start_reader()
+
+    def call(self, exchange: Exchange) -> Any:
+        """Sends the request and waits for its answer.
+
+        Raises:
+            SpecdraftError: what the service answered, or `DeadlineError` after `timeout_s`.
+            DriveUnsupported: the service does not serve the stream.
+        """
+        waiter = _Waiter()
+        with self._lock:
+            if self._final is not None:
+                raise self._final
+            correlation_id = self._unanswered.next_id()
+            frame = drive_frame(exchange, correlation_id)
+            self._unanswered.add(correlation_id, frame, waiter)
+            if self._outgoing is not None:
+                self._outgoing.put(frame)
+            elif self._reader is None:
+                self._start_reader()
+        if not waiter.signal.acquire(timeout=exchange.timeout_s):
+            with self._lock:
+                gave_up = self._unanswered.take(correlation_id) is not None
+            if gave_up:
+                raise DeadlineError(None, f"no answer to {exchange.rpc} within {exchange.timeout_s:g} s")
+            waiter.signal.acquire()  # the answer came in between
+        if waiter.error is not None:
+            raise waiter.error
+        check_entry(waiter.answer.status)
+        return getattr(waiter.answer, DRIVE_FIELDS[exchange.rpc])
+
+    def close(self) -> None:
+        """Ends the stream and its thread; callers that still wait get `UnavailableError`."""
+        self._closed.set()
+        with self._lock:
+            reader, stream = self._reader, self._stream
+            self._final = self._final or closed_error()
+            self._end_sending()
+        if stream is not None:
+            stream.cancel()
+        if reader is not None:
+            reader.join(_JOIN_TIMEOUT_S)
+
+    def _start_reader(self) -> None:
+        self._reader = threading.Thread(target=self._read, name="specdraft-drive", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Body of the reader thread: one stream after another, until one ends for good."""
+        while True:
+            after, error = self._read_stream()
+            if after is not After.ATTACH_AGAIN or self._closed.wait(self._reattachment.next_delay_s()):
+                self._finish(after, error)
+                return
+
+    def _read_stream(self) -> tuple[After, SpecdraftError | None]:
+        error: SpecdraftError | None = None
+        try:
+            for answer in self._open_stream():
+                with self._lock:
+                    waiter = self._unanswered.take(answer.correlation_id)
+                    self._reattachment.answered()
+                if waiter is not None:
+                    waiter.finish(answer, None)
+        except grpc.RpcError as failure:
+            error = error_of_call(failure)
+        except ValueError:  # the channel was closed
+            self._closed.set()
+        with self._lock:
+            self._end_sending()
+            return self._reattachment.ended(error, time.monotonic()), error
+
+    def _open_stream(self) -> Any:
+        with self._lock:
+            outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+            for _, frame in self._unanswered.frames():
+                outgoing.put(frame)
+            if self._closed.is_set():
+                return ()
+            self._stream = self._attach(iter(outgoing.get, None))
+            self._outgoing = outgoing
+            self._reattachment.attached(time.monotonic())
+            return self._stream
+
+    def _end_sending(self) -> None:
+        # gRPC's own sending thread sits in the queue: None ends its iterator.
+        if self._outgoing is not None:
+            self._outgoing.put(None)
+            self._outgoing = None
+
+    def _finish(self, after: After, error: SpecdraftError | None) -> None:
+        outcome: Exception = error or UnavailableError(None, "the stream to the service has ended")
+        with self._lock:
+            self._reader = self._stream = None
+            if self._closed.is_set():
+                outcome = closed_error()
+            elif after is After.USE_UNARY:
+                outcome = self._final = DriveUnsupported()
+            elif after is After.STOP:
+                self._final = outcome
+            waiters = self._unanswered.take_all()
+        for waiter in waiters:
+            waiter.finish(None, outcome)

@@ -1,0 +1,107 @@
+"""The client's side of a decode loop: drafts where there are any, and never an exception of the service's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+from typing import Final
+
+from specdraft.client import Client
+from specdraft.errors import (
+    AbortedError,
+    DeadlineError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    SpecdraftError,
+    UnavailableError,
+    UnimplementedError,
+)
+from specdraft.sequence import Sequence
+
+__all__ = ["Drafting"]
+
+_LASTING: Final = (
+    InvalidArgumentError,
+    FailedPreconditionError,
+    OutOfRangeError,
+    UnimplementedError,
+)
+"""Errors that the next try would meet again: this generation goes on without drafts."""
+
+_SILENT: Final = (DeadlineError, UnavailableError, AbortedError)
+"""Errors after which closing the sequence would only wait for the same answer."""
+
+_PAUSE_ROUNDS_MAX: Final = 1024
+
+
+class Drafting:
+    """Drafts for one generation.
+
+    After an error the target goes on plain for `pause_rounds` rounds (twice as many after each further error), then
+    drafting starts again in a new sequence at the present key. The hidden states before it are gone by then, so the
+    write declares the gap: the head sees less context and drafts a little worse, and nothing has to be kept for a case
+    that hardly happens.
+    """
+
+    def __init__(self, client: Client, min_logprob: float | None, pause_rounds: int) -> None:
+        self._client = client
+        self._min_logprob = min_logprob
+        self._pause_rounds = pause_rounds
+        self._rounds_to_wait = 0
+        self._given_up = False
+        self._sequence: Sequence | None = None
+        self._leaves_gap = False
+        self.error: SpecdraftError | None = None
+
+    def start(self, first_key: int, tokens: Tokens[int], hiddens: object) -> None:
+        """Writes the pairs of the prompt: none for a prompt of one token.
+
+        A first key above 0 means that the target began on a cache whose hidden states nobody has.
+        """
+        self._leaves_gap = first_key > 0
+        try:
+            self._sequence = self._client.open_sequence()
+            if tokens:
+                self._sequence.catchup(first_key, tokens, hiddens, allow_gap=self._leaves_gap)
+                self._leaves_gap = False
+        except SpecdraftError as error:
+            self._fail(error)
+
+    def propose(self, first_key: int, tokens: Tokens[int], hiddens: object, num_drafts: int) -> tuple[int, ...]:
+        """Writes the pairs of the last verify and drafts; empty when there is nothing to be had.
+
+        `error` tells afterwards what failed in this call, if something did.
+        """
+        self.error = None
+        if self._given_up:
+            return ()
+        if self._rounds_to_wait:
+            self._rounds_to_wait -= 1
+            return ()
+        try:
+            if self._sequence is None:
+                self._sequence = self._client.open_sequence()
+            proposal = self._sequence.propose(
+                first_key, tokens, hiddens, num_drafts, allow_gap=self._leaves_gap, min_logprob=self._min_logprob
+            )
+        except SpecdraftError as error:
+            self._fail(error)
+            return ()
+        self._leaves_gap = False
+        return proposal.drafts
+
+    def close(self, accepted_drafts: int | None) -> None:
+        """Ends the sequence, and says how the last round went."""
+        sequence, self._sequence = self._sequence, None
+        if sequence is not None:
+            sequence.close(accepted_drafts)
+
+    def _fail(self, error: SpecdraftError) -> None:
+        self.error = error
+        self._leaves_gap = True
+        self._given_up = isinstance(error, _LASTING)
+        self._rounds_to_wait = self._pause_rounds
+        self._pause_rounds = min(2 * self._pause_rounds, _PAUSE_ROUNDS_MAX)
+        sequence, self._sequence = self._sequence, None
+        if sequence is not None and not isinstance(error, _SILENT):
+            sequence.close()

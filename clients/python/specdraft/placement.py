@@ -1,0 +1,118 @@
+"""Where the hidden rows of one request lie: an arena slot, the staging area, or the message itself."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from specdraft.hiddens import HiddenRows
+from specdraft.memory import HostArena, SlotPool, StagingRows
+from specdraft.terms import SessionTerms
+from specdraft.v1 import tensor_pb2
+from specdraft.words import wire
+
+__all__ = ["MESSAGE_MARGIN_BYTES", "TOKEN_SIZE_BYTES", "Placed", "Placement"]
+
+TOKEN_SIZE_BYTES: Final = 5
+"""Longest varint of a token id."""
+
+MESSAGE_MARGIN_BYTES: Final = 1024
+"""Room for the ids, numbers and tags of one entry and of the frame around it, in bytes; a grammar mask is extra."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Rows that lie somewhere.
+
+    Attributes:
+        ref: how the request names them.
+        row_count: how many of the rows given were placed: the first ones.
+        message_size_bytes: what they and their tokens add to the message.
+        kind, slot: what to give back.
+    """
+
+    ref: tensor_pb2.TensorRef
+    row_count: int
+    message_size_bytes: int
+    kind: Literal["slot", "staging", "inline"]
+    slot: int = 0
+
+
+class Placement:
+    """Copies hidden rows to where the service reads them. Used by several threads.
+
+    A place belongs to one request, and to nobody else until the service is known to be done with it.
+
+    Attributes:
+        inline_rows_max: most rows of one request that travel inside the message.
+    """
+
+    def __init__(self, terms: SessionTerms, arena: HostArena | None) -> None:
+        self._terms = terms
+        self._arena = arena
+        self._lock = threading.Lock()
+        self._slots = SlotPool(arena.layout.slot_count if arena else 0)
+        self._staging = StagingRows(arena.layout.prefill_row_count if arena else 0)
+        room = terms.message_size_max_bytes - MESSAGE_MARGIN_BYTES
+        self.inline_rows_max = max(1, room // (terms.row_size_bytes + TOKEN_SIZE_BYTES))
+
+    def place(self, rows: HiddenRows) -> Placed:
+        """Places the rows in a slot, else in the staging area, else (as many as a message takes) inline."""
+        if self._arena is not None and rows.row_count:
+            placed = self._place_in_slot(self._arena, rows) or self._place_in_staging(self._arena, rows)
+            if placed is not None:
+                return placed
+        kept = rows.rows(0, min(rows.row_count, self.inline_rows_max))
+        ref = tensor_pb2.TensorRef(inline=bytes(kept.data), dtype=wire(self._terms.dtype), row_count=kept.row_count)
+        size = MESSAGE_MARGIN_BYTES + kept.data.nbytes + TOKEN_SIZE_BYTES * kept.row_count
+        return Placed(ref, kept.row_count, size, "inline")
+
+    def release(self, placed: Placed) -> None:
+        """Gives a place back, once the service no longer reads it."""
+        with self._lock:
+            if placed.kind == "slot":
+                self._slots.give(placed.slot)
+            elif placed.kind == "staging":
+                self._staging.release()
+
+    @property
+    def in_use_count(self) -> int:
+        """Slots and staging claims not given back."""
+        with self._lock:
+            slot_count = self._arena.layout.slot_count if self._arena else 0
+            return slot_count - self._slots.free_count + self._staging.claim_count
+
+    def _place_in_slot(self, arena: HostArena, rows: HiddenRows) -> Placed | None:
+        if rows.row_count > arena.layout.slot_row_count:
+            return None
+        with self._lock:
+            slot = self._slots.take()
+        if slot is None:
+            return None
+        arena.write_rows(rows.data, arena.slot_rows(slot, rows.row_count))
+        ref = self._ref(rows, arena_slot=tensor_pb2.ArenaSlot(slot=slot))
+        return Placed(ref, rows.row_count, self._message_size(rows), "slot", slot)
+
+    def _place_in_staging(self, arena: HostArena, rows: HiddenRows) -> Placed | None:
+        with self._lock:
+            first_row = self._staging.claim(rows.row_count)
+        if first_row is None:
+            return None
+        arena.write_rows(rows.data, arena.staging_rows(first_row, rows.row_count))
+        ref = self._ref(rows, arena_staging=tensor_pb2.ArenaStaging(first_row=first_row))
+        return Placed(ref, rows.row_count, self._message_size(rows), "staging")
+
+    def _ref(
+        self,
+        rows: HiddenRows,
+        arena_slot: tensor_pb2.ArenaSlot | None = None,
+        arena_staging: tensor_pb2.ArenaStaging | None = None,
+    ) -> tensor_pb2.TensorRef:
+        return tensor_pb2.TensorRef(
+            arena_slot=arena_slot, arena_staging=arena_staging, dtype=wire(self._terms.dtype), row_count=rows.row_count
+        )
+
+    @staticmethod
+    def _message_size(rows: HiddenRows) -> int:
+        return MESSAGE_MARGIN_BYTES + TOKEN_SIZE_BYTES * rows.row_count

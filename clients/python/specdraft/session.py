@@ -1,0 +1,109 @@
+"""One session for threads: its lease, its arena, its stream."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TypeVar
+
+import grpc
+
+from specdraft.channel import socket_path
+from specdraft.errors import SpecdraftError
+from specdraft.exchanges import Exchange, Steps, perform
+from specdraft.lease import Lease, keep_alive
+from specdraft.memory import HostArena, fetch_descriptor, side_socket_path
+from specdraft.options import SessionOptions
+from specdraft.placement import Placement
+from specdraft.requests import choose_memory, open_session_request, read_boot_id
+from specdraft.server_info import ServerInfo
+from specdraft.terms import SessionTerms, closed_error, read_layout, read_terms
+from specdraft.transport import Transport
+from specdraft.v1 import session_pb2
+from specdraft.words import MemoryKind
+
+__all__ = ["Session", "map_arena", "open_session"]
+
+T = TypeVar("T")
+
+
+class Session:
+    """An open session. Owns its transport, its lease thread and its arena."""
+
+    def __init__(self, transport: Transport, terms: SessionTerms, arena: HostArena | None, *, use_drive: bool) -> None:
+        self.terms = terms
+        self.placement = Placement(terms, arena)
+        self._transport = transport
+        self._arena = arena
+        self._closed = False
+        if use_drive:
+            transport.start_drive(terms.grace_s)
+        self._lease = Lease(transport.call, terms.lease_s, terms.timeout_s)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the service no longer knows the session (it restarted, or the lease ran out)."""
+        return self._transport.lost is not None
+
+    @property
+    def is_driving(self) -> bool:
+        """Whether calls go over the `Drive` stream."""
+        return self._transport.is_driving
+
+    def run(self, steps: Steps[T]) -> T:
+        """Performs the steps of an operation.
+
+        Raises:
+            SpecdraftError: as the operation says.
+        """
+        if self._closed:
+            raise self._transport.lost or closed_error()
+        return perform(steps, self._transport.call)
+
+    def close(self) -> None:
+        """Ends the session. A service that cannot be reached ends it by itself when the lease runs out."""
+        if self._closed:
+            return
+        self._closed = True
+        self._lease.close()
+        self._transport.stop_drive()  # first, so that it does not attach again to a session that is ending
+        if not self.lost:
+            with suppress(SpecdraftError):
+                self._transport.call(Exchange("CloseSession", session_pb2.CloseSessionRequest(), self.terms.timeout_s))
+        self._transport.close()
+        if self._arena is not None:
+            self._arena.close()
+
+
+def map_arena(answer: session_pb2.OpenSessionResponse, terms: SessionTerms, own_socket: str) -> HostArena | None:
+    """Maps the session's host arena; None where rows travel inline.
+
+    Raises:
+        FailedPreconditionError: `TRANSPORT_UNAVAILABLE`: the side socket does not give the arena.
+    """
+    if terms.memory_kind is not MemoryKind.HOST:
+        return None
+    path = side_socket_path(answer.arena.descriptor_socket, own_socket)
+    descriptor = fetch_descriptor(path, answer.arena.descriptor_token, terms.timeout_s)
+    return HostArena(descriptor, read_layout(answer.arena, terms))
+
+
+def open_session(channel: grpc.Channel, target: str, options: SessionOptions, info: ServerInfo) -> Session:
+    """Opens a session, maps its arena and proves the mapping."""
+    boot_id, own_socket = read_boot_id(), socket_path(target)
+    kind = choose_memory(options, info, own_socket, boot_id)
+    request = open_session_request(options, info, kind, boot_id)
+    answer = Transport(channel).call(Exchange("OpenSession", request, options.timeout_s))
+    terms = read_terms(options, info, answer)
+    transport = Transport(channel, answer.session_token)
+    arena = None
+    try:
+        arena = map_arena(answer, terms, own_socket)
+        # The first KeepAlive proves the mapping before anything refers to it.
+        transport.call(keep_alive(options.timeout_s, arena.nonce() if arena else b""))
+        return Session(transport, terms, arena, use_drive=options.use_drive)
+    except BaseException:
+        if arena is not None:
+            arena.close()
+        with suppress(SpecdraftError):
+            transport.call(Exchange("CloseSession", session_pb2.CloseSessionRequest(), options.timeout_s))
+        raise

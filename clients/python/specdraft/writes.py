@@ -1,0 +1,178 @@
+"""The steps of writing pairs: `catchup` and `propose`, for one sequence or for many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdraft.answers import Proposal, SequenceState
+from specdraft.errors import Reason, SpecdraftError, make_error
+from specdraft.exchanges import Exchange, Steps
+from specdraft.ledger import Ledger
+from specdraft.operations import read_state
+from specdraft.pairs import PairRun
+from specdraft.placement import Placed, Placement
+from specdraft.statuses import error_of_entry, is_uncertain
+from specdraft.terms import SessionTerms
+from specdraft.v1 import drafter_pb2
+
+__all__ = ["Draft", "Job", "catchup_jobs", "propose_jobs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """How to draft after the pairs are written.
+
+    Attributes:
+        num_drafts: K.
+        min_logprob: stop after the first draft below it.
+        mask: grammar mask words, [W] or [K, W] flattened; empty = none.
+    """
+
+    num_drafts: int
+    min_logprob: float | None = None
+    mask: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class Job:
+    """One sequence's part of a call: what is left to write, and what came of it."""
+
+    ledger: Ledger
+    run: PairRun
+    draft: Draft | None = None
+    outcome: Proposal | SequenceState | SpecdraftError | None = None
+    renumbered: bool = field(default=False)
+
+
+def catchup_jobs(jobs: Sequence[Job], terms: SessionTerms, placement: Placement) -> Steps[None]:
+    """Writes every job's pairs, long ones in chunks; fills in the outcomes."""
+    yield from _prepare(jobs, terms)
+    while waiting := [job for job in jobs if job.outcome is None]:
+        yield from _call("Catchup", waiting, terms, placement)
+
+
+def propose_jobs(jobs: Sequence[Job], terms: SessionTerms, placement: Placement) -> Steps[None]:
+    """Writes every job's pairs and drafts; fills in the outcomes. Pairs that one propose does not take go ahead."""
+    yield from _prepare(jobs, terms)
+    most = min(terms.max_drafts + 1, placement.inline_rows_max)
+    ahead = [
+        (job, Job(job.ledger, job.run.first(len(job.run.tokens) - most)))
+        for job in jobs
+        if job.outcome is None and len(job.run.tokens) > most
+    ]
+    yield from catchup_jobs([first for _, first in ahead], terms, placement)
+    for job, first in ahead:
+        if isinstance(first.outcome, SpecdraftError):
+            job.outcome = first.outcome
+        else:
+            job.run = job.run.after(len(job.run.tokens) - most) or job.run
+    while waiting := [job for job in jobs if job.outcome is None]:
+        yield from _call("Propose", waiting, terms, placement)
+
+
+def _prepare(jobs: Sequence[Job], terms: SessionTerms) -> Steps[None]:
+    for job in jobs:
+        if sum(job.ledger is other.ledger for other in jobs) > 1:
+            job.outcome = make_error(Reason.DUPLICATE_SEQUENCE, "a sequence stands twice in one call")
+        elif job.ledger.unsure and job.outcome is None:
+            try:
+                yield from read_state(job.ledger, terms.timeout_s)
+            except SpecdraftError as error:
+                job.outcome = error
+
+
+def _call(rpc: str, jobs: Sequence[Job], terms: SessionTerms, placement: Placement) -> Steps[None]:
+    """One call with as many of the jobs as it takes."""
+    batch = _gather(jobs, terms, placement)
+    settled = False
+    try:
+        answer = yield Exchange(rpc, _request(rpc, batch), terms.timeout_s)
+        settled = True
+    except SpecdraftError as error:
+        settled = not is_uncertain(error)
+        for job, placed in batch:
+            job.outcome = error
+            if settled:
+                placement.release(placed)
+        return
+    finally:
+        if not settled:
+            for job, placed in batch:
+                job.ledger.hold(placement, placed)
+    results = answer.results
+    for index, (job, placed) in enumerate(batch):
+        if index < len(results):
+            in_flight = _read_result(job, placed, results[index])
+        else:
+            job.outcome = make_error(Reason.INTERNAL, f"{len(results)} results for {len(batch)} entries")
+            in_flight = True
+        if in_flight:
+            job.ledger.hold(placement, placed)
+        else:
+            placement.release(placed)
+
+
+def _gather(jobs: Sequence[Job], terms: SessionTerms, placement: Placement) -> list[tuple[Job, Placed]]:
+    batch: list[tuple[Job, Placed]] = []
+    size_bytes = 0
+    for job in jobs[: terms.entries_max or 1]:
+        rows = job.run.hiddens
+        placed = placement.place(rows.rows(0, min(rows.row_count, terms.rows_max or rows.row_count)))
+        size_bytes += placed.message_size_bytes + 4 * len(job.draft.mask if job.draft else ())
+        if batch and size_bytes > terms.message_size_max_bytes:
+            placement.release(placed)
+            break
+        batch.append((job, placed))
+    return batch
+
+
+def _request(rpc: str, batch: Sequence[tuple[Job, Placed]]) -> Any:
+    entries = [_entry(job, placed) for job, placed in batch]
+    return (
+        drafter_pb2.CatchupRequest(entries=entries) if rpc == "Catchup" else drafter_pb2.ProposeRequest(entries=entries)
+    )
+
+
+def _entry(job: Job, placed: Placed) -> Any:
+    run, ledger = job.run, job.ledger
+    pairs = drafter_pb2.Pairs(
+        first_key=run.first_key,
+        tokens=run.tokens[: placed.row_count],
+        hiddens=placed.ref,
+        allow_gap=run.allow_gap,
+    )
+    if job.draft is None:
+        return drafter_pb2.CatchupEntry(
+            sequence_id=ledger.sequence_id, op=ledger.next_op, pairs=pairs, accepted_drafts=run.accepted_drafts
+        )
+    return drafter_pb2.ProposeEntry(
+        sequence_id=ledger.sequence_id,
+        op=ledger.next_op,
+        pairs=pairs,
+        draft_count=job.draft.num_drafts,
+        accepted_drafts=run.accepted_drafts,
+        min_logprob=job.draft.min_logprob,
+        mask=drafter_pb2.GrammarMask(words=job.draft.mask) if job.draft.mask else None,
+    )
+
+
+def _read_result(job: Job, placed: Placed, result: Any) -> bool:
+    """Takes an entry's result over; whether its operation may still be in flight."""
+    ledger, op = job.ledger, job.ledger.next_op
+    error, state_told = error_of_entry(result.status), result.HasField("state")
+    if state_told:
+        ledger.adopt(SequenceState.read(result.state))
+    if error is not None:
+        if not job.renumbered and ledger.renumber(error, op, state_told=state_told):
+            job.renumbered = True
+        else:
+            job.outcome = error
+        return is_uncertain(error) and not state_told
+    rest = job.run.after(placed.row_count)
+    if rest is not None:
+        job.run = rest
+    else:
+        job.outcome = ledger.state if job.draft is None else Proposal.read(result, ledger.state)
+    return False
