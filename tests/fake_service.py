@@ -36,6 +36,7 @@ OPERATIONS = {
     "ReadDrafts": "read_drafts",
     "KeepAlive": "keep_alive",
 }
+WORKERS = 16
 ITEM_BYTES = {tensor_pb2.D_TYPE_FLOAT32: 4, tensor_pb2.D_TYPE_BFLOAT16: 2}
 
 
@@ -144,8 +145,10 @@ class FakeService(drafter_pb2_grpc.DrafterServicer):
         self.lock = threading.RLock()
 
     def start(self):
+        workers, all_here = futures.ThreadPoolExecutor(WORKERS), threading.Barrier(WORKERS)
+        list(workers.map(lambda _: all_here.wait(), range(WORKERS)))  # none starts later: tests count threads
         self.server = grpc.server(
-            futures.ThreadPoolExecutor(16),
+            workers,
             options=[("grpc.max_receive_message_length", self.limits.message_size_max_bytes)],
         )
         drafter_pb2_grpc.add_DrafterServicer_to_server(self, self.server)
@@ -209,7 +212,8 @@ class FakeService(drafter_pb2_grpc.DrafterServicer):
             context.abort_with_status(status_of(make_error(Reason.SESSION_UNKNOWN, "no such session")))
         answers = queue.SimpleQueue()
         self.streams.append(answers)
-        context.add_callback(lambda: answers.put(None))
+        if not context.add_callback(lambda: answers.put(None)):
+            return  # it has ended already
         threading.Thread(target=self.pump, args=(requests, metadata, answers), daemon=True).start()
         while (answer := answers.get()) is not None:
             if isinstance(answer, SpecdraftError):

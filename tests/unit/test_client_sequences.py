@@ -231,11 +231,14 @@ def test_one_bad_entry_does_not_disturb_the_others(service_and_client):
 
 
 def test_a_sequence_twice_in_one_call_fails_both_and_nobody_else(service_and_client):
-    service, client = service_and_client
+    _, client = service_and_client
     twice, once = client.open_sequence(), client.open_sequence()
     results = client.propose_batch(
-        [ProposeItem(twice, 0, [1] * 9, rows(9), 1), ProposeItem(once, 0, [1], rows(1), 1)]
-        + [ProposeItem(twice, 0, [1], rows(1), 1)]
+        [
+            ProposeItem(twice, 0, [1] * 9, rows(9), 1),
+            ProposeItem(once, 0, [1], rows(1), 1),
+            ProposeItem(twice, 0, [1], rows(1), 1),
+        ]
     )
     assert [getattr(one, "reason", None) for one in results] == [
         Reason.DUPLICATE_SEQUENCE,
@@ -304,7 +307,7 @@ def test_opening_is_tried_again_with_the_same_id(tmp_path):
 
 
 def test_carries_are_freed_and_unknown_ones_are_said_to_be(service_and_client):
-    service, client = service_and_client
+    _service, client = service_and_client
     sequence = client.open_sequence()
     sequence.catchup(0, [1], rows(1))
     carry = sequence.take_kv()
@@ -317,7 +320,7 @@ def test_carries_are_freed_and_unknown_ones_are_said_to_be(service_and_client):
 
 
 def test_a_fork_is_a_sequence_of_its_own(service_and_client):
-    service, client = service_and_client
+    _service, client = service_and_client
     sequence = client.open_sequence()
     sequence.catchup(0, [1, 2, 3], rows(3))
     fork = sequence.fork(2)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -197,7 +198,7 @@ def test_a_session_can_be_reopened_by_hand(service):
 
 def settled_counts():
     gc.collect()
-    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+    return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.parametrize("options", [{}, {"use_drive": False}, {"memory": "inline"}])

@@ -1,0 +1,233 @@
+"""The `Drive` stream of the Python client: it is used, cut, taken over, missing; nothing is done twice."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from fake_service import FakeService, wait_until
+from specdraft import AbortedError, Client, DeadlineError, NotFoundError, Reason, UnavailableError
+from specdraft.errors import InternalError, UnimplementedError, make_error
+from specdraft.exchanges import Exchange, drive_frame
+from specdraft.unanswered import After, Reattachment, Unanswered
+from specdraft.v1 import drafter_pb2
+
+ROW = np.ones((1, 8), dtype=np.float32)
+
+
+@pytest.fixture
+def service(tmp_path):
+    with FakeService(tmp_path) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service):
+    with Client(service.target, timeout_s=3.0) as client:
+        yield client
+
+
+def test_operations_go_over_the_stream(service, client):
+    sequence = client.open_sequence()
+    sequence.propose(0, [1], ROW, 1)
+    assert client.is_driving
+    assert {call.rpc for call in service.calls if call.over_drive} == {"OpenSequence", "Propose"}
+    assert len(service.streams) == 1
+
+
+def test_without_drive_operations_are_unary(tmp_path):
+    with FakeService(tmp_path, has_drive=False) as service, Client(service.target) as client:
+        sequence = client.open_sequence()
+        assert [sequence.propose(key, [1], ROW, 1).drafts for key in range(3)] == [(7,)] * 3
+        assert not client.is_driving
+        assert not any(call.over_drive for call in service.calls)
+
+
+@pytest.mark.parametrize("was_done", [True, False])
+def test_a_request_without_an_answer_is_sent_again_and_done_once(service, client, was_done):
+    sequence = client.open_sequence()
+    (service.after if was_done else service.faults)["Propose"] = [service.cut]
+    proposal = sequence.propose(0, [1], ROW, 2)
+    assert proposal.drafts == (7, 7)
+    assert proposal.state.last_op == 1
+    first, second = service.requests("Propose")
+    assert first == second
+    assert sequence.propose(1, [1], ROW, 2).state.last_op == 2
+    assert not service.requests("GetSequence")
+
+
+def test_many_waiting_requests_survive_a_cut(service, client):
+    sequences = [client.open_sequence() for _ in range(8)]
+    arrived, release = threading.Semaphore(0), threading.Event()
+    service.faults["Propose"] = [lambda: (arrived.release(), release.wait(5))]
+    results = {}
+
+    def work(index):
+        results[index] = sequences[index].propose(0, [index], ROW, 1).state.last_op
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    arrived.acquire()
+    service.cut()
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert results == dict.fromkeys(range(8), 1)
+
+
+def test_a_broken_connection_is_mended_within_the_grace(service, client):
+    sequence = client.open_sequence()
+    sequence.propose(0, [1], ROW, 1)
+    for key in range(1, 4):
+        service.server.stop(None).wait()
+        service.side.close()
+        service.side_path.unlink()
+        service.start()
+        assert sequence.propose(key, [1], ROW, 1).state.last_op == key + 1
+
+
+def test_an_idle_stream_attaches_again_by_itself(service, client):
+    wait_until(lambda: service.streams)
+    service.cut()
+    wait_until(lambda: service.streams)
+
+
+def test_after_the_grace_waiting_requests_fail_and_the_next_one_tries_anew(tmp_path):
+    with FakeService(tmp_path, grace_ms=300) as service, Client(service.target, timeout_s=5.0) as client:
+        sequence = client.open_sequence()
+        service.server.stop(None).wait()
+        started = time.monotonic()
+        with pytest.raises(UnavailableError):
+            sequence.propose(0, [1], ROW, 1)
+        assert time.monotonic() - started < 4
+        service.side.close()
+        service.side_path.unlink()
+        service.start()
+        assert sequence.propose(0, [1], ROW, 1).state.last_op == 1
+
+
+def test_a_stream_taken_over_is_not_attached_again(service, client):
+    sequence = client.open_sequence()
+    service.cut(make_error(Reason.SESSION_FENCED, "another one"))
+    with pytest.raises(AbortedError) as caught:
+        sequence.propose(0, [1], ROW, 1)
+    assert caught.value.reason is Reason.SESSION_FENCED
+    time.sleep(0.2)
+    assert not service.streams
+    with pytest.raises(AbortedError):
+        client.open_sequence()
+
+
+def test_an_unknown_session_ends_the_stream(service, client):
+    sequence = client.open_sequence()
+    service.token = b"restarted"
+    service.cut()
+    with pytest.raises(NotFoundError):
+        sequence.propose(0, [1], ROW, 1)
+
+
+def test_a_late_answer_is_dropped(service, client):
+    slow, quick = client.open_sequence(), client.open_sequence()
+    release = threading.Event()
+    service.after["Propose"] = [lambda: release.wait(10)]
+    with pytest.raises(DeadlineError):
+        slow.propose(0, [1], ROW, 1)
+    release.set()
+    assert quick.propose(0, [1], ROW, 3).drafts == (7, 7, 7)
+
+
+def test_a_timeout_in_band_is_a_deadline_error(service, client):
+    sequence = client.open_sequence()
+    service.faults["Propose"] = [make_error(Reason.TIMEOUT, "too slow")]
+    with pytest.raises(DeadlineError) as caught:
+        sequence.propose(0, [1], ROW, 1)
+    assert caught.value.reason is Reason.TIMEOUT
+    assert sequence.propose(0, [1], ROW, 1).state.last_op == 1
+
+
+def test_closing_wakes_those_who_wait(service):
+    client = Client(service.target, timeout_s=20.0)
+    sequence, caught = client.open_sequence(), []
+    arrived, release = threading.Event(), threading.Event()
+    service.faults["Propose"] = [lambda: (arrived.set(), release.wait(10))]
+
+    def work():
+        try:
+            sequence.propose(0, [1], ROW, 1)
+        except UnavailableError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    arrived.wait(5)
+    threading.Timer(0.1, release.set).start()
+    client.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert len(caught) <= 1
+
+
+def test_a_frame_is_the_message_that_protobuf_would_make():
+    for request, rpc, name in (
+        (drafter_pb2.GetSequenceRequest(sequence_id=b"x" * 16), "GetSequence", "get_sequence"),
+        (drafter_pb2.TakeKVRequest(sequence_id=b"x" * 16, op=3, label="y" * 300), "TakeKV", "take_kv"),
+        (drafter_pb2.ReadDraftsRequest(), "ReadDrafts", "read_drafts"),
+    ):
+        frame = drive_frame(Exchange(rpc, request, 1.5), 77)
+        expected = drafter_pb2.DriveRequest(correlation_id=77, timeout_ms=1500, **{name: request})
+        assert drafter_pb2.DriveRequest.FromString(frame) == expected
+
+
+def test_unanswered_requests_are_sent_again_in_their_order():
+    unanswered = Unanswered()
+    ids = [unanswered.next_id() for _ in range(4)]
+    for one in ids:
+        unanswered.add(one, bytes([one]), f"waiter {one}")
+    assert unanswered.take(ids[1]) == "waiter 2"
+    assert unanswered.take(ids[1]) is None
+    assert unanswered.frames() == [(1, b"\1"), (3, b"\3"), (4, b"\4")]
+    assert unanswered.frames(3) == [(4, b"\4")]
+    assert unanswered.take_all() == ["waiter 1", "waiter 3", "waiter 4"]
+    assert len(unanswered) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "after"),
+    [
+        (None, After.ATTACH_AGAIN),
+        (UnavailableError(None, "broken"), After.ATTACH_AGAIN),
+        (InternalError(None, "reset"), After.ATTACH_AGAIN),
+        (make_error(Reason.DRAINING, ""), After.ATTACH_AGAIN),
+        (make_error(Reason.DEVICE_LOST, ""), After.GIVE_UP),
+        (make_error(Reason.SESSION_FENCED, ""), After.STOP),
+        (make_error(Reason.SESSION_UNKNOWN, ""), After.STOP),
+        (make_error(Reason.MAPPING_NOT_PROVEN, ""), After.STOP),
+        (make_error(Reason.NOT_IMPLEMENTED, ""), After.USE_UNARY),
+        (UnimplementedError(None, "unknown method"), After.USE_UNARY),
+    ],
+)
+def test_what_follows_the_end_of_a_stream(error, after):
+    reattachment = Reattachment(grace_s=5.0)
+    reattachment.attached(0.0)
+    assert reattachment.ended(error, 0.1) is after
+
+
+def test_the_grace_begins_when_the_stream_breaks_and_ends_with_a_good_one():
+    broken, reattachment = UnavailableError(None, "broken"), Reattachment(grace_s=5.0)
+    reattachment.attached(0.0)
+    assert reattachment.ended(broken, 100.0) is After.ATTACH_AGAIN
+    for now in (101.0, 103.0, 104.9):
+        reattachment.attached(now)
+        assert reattachment.ended(broken, now) is After.ATTACH_AGAIN
+    reattachment.attached(105.0)
+    reattachment.answered()
+    assert reattachment.ended(broken, 105.1) is After.ATTACH_AGAIN
+    reattachment.attached(110.1)
+    assert reattachment.ended(broken, 110.2) is After.GIVE_UP
+    reattachment.attached(120.0)
+    assert reattachment.ended(broken, 120.1) is After.ATTACH_AGAIN
+    delays = [reattachment.next_delay_s() for _ in range(8)]
+    assert delays == sorted(delays)
+    assert delays[-1] <= 0.5
