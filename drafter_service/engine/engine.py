@@ -81,8 +81,9 @@ class Engine:
 
     def submit(self, call: Call) -> None:
         """Asks for a call. Entries beyond the in-flight bound are refused here and now."""
-        for index, operation in enumerate(call.operations):
-            if isinstance(operation, Write) and not self._in_flight.enter(operation.sequence_id):
+        for index in call.open_indices():
+            operation = call.operations[index]
+            if isinstance(operation, Write) and not self._in_flight.enter(_counted(operation)):
                 call.finish(index, Refusal(self._too_many(), None))
         if not call.open_indices():
             return
@@ -208,8 +209,13 @@ class Engine:
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         if isinstance(job.operation, Write):
-            self._in_flight.leave(job.operation.sequence_id)
+            self._in_flight.leave(_counted(job.operation))
         job.call.finish(job.index, outcome)
+
+
+def _counted(operation: Write) -> tuple[bytes, bytes]:
+    # With its session: whoever names a foreign sequence neither uses up its places nor learns whether they are used.
+    return operation.session_id, operation.sequence_id
 
 
 def draining() -> SpecdraftError:

@@ -174,8 +174,12 @@ class Ledger:
     def _take(self, operation: Take, sequence: Sequence) -> Answer:
         self.judge(sequence, -1, (), None)
         rows, pages = sequence.rows, sequence.pages
+        # What was reserved and holds no row stays with the sequence; otherwise the pages go as they are, in no time.
+        spare = pages[self.num_pages_for(rows.row_count) :]
+        if spare:
+            del pages[-len(spare) :]
         carry = Carry(secrets.token_bytes(16), operation.session_id, rows, pages, operation.label)
-        sequence.rows, sequence.pages, sequence.reserved_pages = Rows(), array("i"), 0
+        sequence.rows, sequence.pages, sequence.reserved_pages = Rows(), spare, len(spare)
         self.carries.add(carry)
         self.observer.carry("taken")
         return Taken(carry.kv_id, rows.spans, operation.label, sequence.view())
@@ -199,8 +203,9 @@ class Ledger:
                 limit=sequence.max_keys,
             )
         self.carries.remove(carry)
-        self.allocator.release(sequence.pages)
-        sequence.rows, sequence.pages, sequence.reserved_pages = rows, carry.pages, 0
+        spare, sequence.pages = sequence.pages, carry.pages
+        sequence.pages.extend(spare)
+        sequence.rows = rows
         self.settle(sequence)
         self.observer.carry("installed")
         return Viewed(sequence.view())

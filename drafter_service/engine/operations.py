@@ -268,34 +268,34 @@ class Call:
 
 
 class InFlight:
-    """Counts the operations of each sequence that are in flight.
+    """Counts the operations of each sequence that are in flight. A key is a session and a sequence that it names.
 
     Args:
-        limit: most of one sequence.
+        limit: most of one key.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._lock = threading.Lock()
-        self._counts: dict[bytes, int] = {}
+        self._counts: dict[tuple[bytes, bytes], int] = {}
 
-    def enter(self, sequence_id: bytes) -> bool:
+    def enter(self, key: tuple[bytes, bytes]) -> bool:
         """Counts one more; False if there are `limit` already."""
         with self._lock:
-            count = self._counts.get(sequence_id, 0)
+            count = self._counts.get(key, 0)
             if count >= self.limit:
                 return False
-            self._counts[sequence_id] = count + 1
+            self._counts[key] = count + 1
             return True
 
-    def leave(self, sequence_id: bytes) -> None:
+    def leave(self, key: tuple[bytes, bytes]) -> None:
         """Counts one less."""
         with self._lock:
-            count = self._counts[sequence_id] - 1
+            count = self._counts[key] - 1
             if count:
-                self._counts[sequence_id] = count
+                self._counts[key] = count
             else:
-                del self._counts[sequence_id]
+                del self._counts[key]
 
     def __len__(self) -> int:
         return len(self._counts)

@@ -15,6 +15,8 @@ from drafter_service.engine.operations import Stop
 from drafter_service.heads import MtpHead
 from drafter_service.state.pool import KvPool
 
+FEW_ROWS = 32
+
 
 class EagerRunner:
     """Runs batches: absorb all pairs of all entries at once, then draft for all entries at once, step by step.
@@ -32,11 +34,12 @@ class EagerRunner:
     def run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
         """One result an entry. If it raises, every row that was stored before is as it was."""
         overwritten = self._overwritten(entries)
-        saved = self._pool.read(overwritten)
+        saved = None if overwritten is None else self._pool.read(overwritten)
         try:
             return self._run(entries)
         except BaseException:
-            self._pool.restore(overwritten, saved)
+            if overwritten is not None and saved is not None:
+                self._pool.restore(overwritten, saved)
             raise
 
     def _run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
@@ -46,24 +49,29 @@ class EagerRunner:
             for index, entry in enumerate(entries)
         ]
         active = [chain for chain in chains if chain.entry.num_drafts > 0]
-        inputs = last_inputs[[chain.index for chain in active]] if active else last_inputs
+        inputs = last_inputs if len(active) == len(chains) else last_inputs[[chain.index for chain in active]]
+        page_table = self._page_table(active) if active else torch.empty(0)
         while active:
-            recycled = self._draft(active, inputs)
+            recycled = self._draft(active, inputs, page_table)
             going = [position for position, chain in enumerate(active) if chain.goes_on]
-            active = [active[position] for position in going]
+            if len(going) < len(active):
+                active = [active[position] for position in going]
+                recycled, page_table = recycled[going], page_table[going]
             if active:
-                inputs = self._absorb_drafts(active, recycled[going])
+                inputs = self._absorb_drafts(active, recycled)
         return [RunResult(tuple(chain.drafts), tuple(chain.logprobs), chain.stop) for chain in chains]
 
     def _absorb(self, entries: Sequence[RunEntry]) -> Tensor:
         """Writes the rows of all pairs; returns the decoder layer's input of each entry's last pair, [B, H]."""
         tokens = torch.tensor([token for entry in entries for token in entry.tokens], dtype=torch.int64)
-        keys = torch.cat([torch.arange(e.first_key, e.first_key + len(e.tokens)) for e in entries])
-        slots = torch.cat([self._slots(e, e.row_begin, e.num_rows) for e in entries])
-        hiddens = torch.cat([entry.hiddens for entry in entries])
+        keys = _joined([torch.arange(e.first_key, e.first_key + len(e.tokens)) for e in entries])
+        slots = _joined([self._slots(e, e.row_begin, e.num_rows) for e in entries])
+        hiddens = _joined([entry.hiddens for entry in entries])
         device = self._head.device
         writer = _SlotWriter(self._pool, slots.to(device))
         inputs = self._head.absorb(tokens.to(device), hiddens.to(device), keys.to(device), writer)
+        if len(entries) == 1:
+            return inputs[-1:]
         ends = torch.tensor([len(entry.tokens) for entry in entries]).cumsum(0) - 1
         return inputs[ends.to(device)]
 
@@ -76,17 +84,19 @@ class EagerRunner:
         device = self._head.device
         tokens = torch.tensor([chain.drafts[-1] for chain in chains], device=device)
         keys = torch.tensor([chain.key for chain in chains], device=device)
-        return self._head.absorb(tokens, recycled, keys, _SlotWriter(self._pool, torch.cat(slots).to(device)))
+        return self._head.absorb(tokens, recycled, keys, _SlotWriter(self._pool, _joined(slots).to(device)))
 
-    def _draft(self, chains: Sequence[_Chain], inputs: Tensor) -> Tensor:
+    def _draft(self, chains: Sequence[_Chain], inputs: Tensor, page_table: Tensor) -> Tensor:
         """Makes the next draft of each chain; returns the hidden that each would go on with, [B, W]."""
         device = self._head.device
-        reader = _PageReader(self._pool, *self._page_table(chains))
+        counts = torch.tensor([chain.num_rows for chain in chains], dtype=torch.int32, device=device)
+        reader = _PageReader(self._pool, page_table, counts)
         keys = torch.tensor([chain.key for chain in chains], device=device)
         output = self._head.finish(inputs, keys, reader)
         logits = self._masked(chains, output.logits)
-        best, ids = logits.max(dim=-1)
-        logprobs = best - logits.logsumexp(dim=-1)
+        # The id from the logits themselves: subtracting the normaliser may round two of them into one.
+        ids = logits.max(dim=-1).indices
+        logprobs = logits.log_softmax(dim=-1).gather(1, ids[:, None])[:, 0]
         for chain, draft, logprob in zip(chains, ids.tolist(), logprobs.tolist(), strict=True):
             chain.add(draft, logprob)
         return output.recycle
@@ -101,34 +111,39 @@ class EagerRunner:
                 row.masked_fill_(~mask.to(row.device), float("-inf"))
         return logits
 
-    def _page_table(self, chains: Sequence[_Chain]) -> tuple[Tensor, Tensor]:
+    def _page_table(self, chains: Sequence[_Chain]) -> Tensor:
+        """Pages of each chain, those of its drafts' rows included: the same for all steps of a batch. int32 [B, P]."""
         page_rows = self._pool.shape.page_rows
-        width = max(-(-chain.num_rows // page_rows) for chain in chains)
-        table = torch.full((len(chains), width), -1, dtype=torch.int32)
-        for row, chain in zip(table, chains, strict=True):
-            num_pages = -(-chain.num_rows // page_rows)
-            row[:num_pages] = torch.frombuffer(chain.entry.pages, dtype=torch.int32, count=num_pages)
-        counts = torch.tensor([chain.num_rows for chain in chains], dtype=torch.int32)
-        return table.to(self._head.device), counts.to(self._head.device)
+        widths = [-(-(chain.num_rows + chain.entry.num_drafts - 1) // page_rows) for chain in chains]
+        if len(chains) == 1:
+            return torch.frombuffer(chains[0].entry.pages, dtype=torch.int32, count=widths[0])[None].to(
+                self._head.device, copy=True
+            )
+        table = torch.full((len(chains), max(widths)), -1, dtype=torch.int32)
+        for row, chain, width in zip(table, chains, widths, strict=True):
+            row[:width] = torch.frombuffer(chain.entry.pages, dtype=torch.int32, count=width)
+        return table.to(self._head.device)
 
     def _slots(self, entry: RunEntry, begin: int, end: int) -> Tensor:
         """Pool slots of rows begin <= row < end of the entry's sequence."""
-        page_rows = self._pool.shape.page_rows
+        page_rows, pages = self._pool.shape.page_rows, entry.pages
+        if end - begin <= FEW_ROWS:
+            # A handful of integers: Python is faster than the eight tensor operations below.
+            return torch.tensor([pages[row // page_rows] * page_rows + row % page_rows for row in range(begin, end)])
         rows = torch.arange(begin, end)
         first_page = begin // page_rows
         num_pages = -(-end // page_rows) - first_page
-        pages = torch.frombuffer(entry.pages, dtype=torch.int32, count=num_pages, offset=first_page * 4).long()
-        return pages[rows // page_rows - first_page] * page_rows + rows % page_rows
+        table = torch.frombuffer(pages, dtype=torch.int32, count=num_pages, offset=first_page * 4).long()
+        return table[rows // page_rows - first_page] * page_rows + rows % page_rows
 
-    def _overwritten(self, entries: Sequence[RunEntry]) -> Tensor:
-        """Slots that hold live rows now and that the batch will write."""
+    def _overwritten(self, entries: Sequence[RunEntry]) -> Tensor | None:
+        """Slots that hold live rows now and that the batch will write; None = no slot does."""
         slots = []
         for entry in entries:
             end = min(entry.num_live_rows, entry.num_rows + max(entry.num_drafts - 1, 0))
             if end > entry.row_begin:
                 slots.append(self._slots(entry, entry.row_begin, end))
-        merged = torch.cat(slots) if slots else torch.empty(0, dtype=torch.int64)
-        return merged.to(self._head.device)
+        return _joined(slots).to(self._head.device) if slots else None
 
 
 @dataclass(slots=True)
@@ -166,6 +181,10 @@ class _Chain:
         floor = self.entry.min_logprob
         if floor is not None and logprob < floor:
             self.stop = Stop.CONFIDENCE
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 class _SlotWriter:

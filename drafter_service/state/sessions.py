@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from specdraft.errors import Reason, make_error
+from specdraft.errors import Reason, SpecdraftError, make_error
 
 ID_BYTES = 16
 
@@ -27,6 +27,10 @@ class DriveStream(Protocol):
 
     def fence(self) -> None:
         """Ends the stream: another one has taken over."""
+        ...
+
+    def end(self, error: SpecdraftError) -> None:
+        """Ends the stream with an error."""
         ...
 
 
