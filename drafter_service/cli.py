@@ -10,15 +10,18 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from drafter_service import __version__
 from drafter_service.config import ConfigError, ServiceConfig, add_flags, read_config
 
 if TYPE_CHECKING:
-    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # argparse has no public name for it
+    _Commands = argparse._SubParsersAction["_Parser"]  # noqa: SLF001  # argparse has no public name for it
 
 EXIT_USAGE = 2
+EXIT_FAILED = 1
+LOOK_S = 1.0
+"""How often `serve` looks whether the engine lives."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,8 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and takes no abbreviations: what they mean changes with every new flag."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process."""
+        self.exit(EXIT_USAGE, f"drafter-service: {message} (see {self.prog} --help)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="drafter-service", description="The drafting half of speculative decoding, as a gRPC service."
     )
     parser.add_argument("--version", action="version", version=f"drafter-service {__version__}")
@@ -72,8 +86,8 @@ def _add_bench(commands: _Commands) -> None:
     bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry")
     kinds = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     rpc = kinds.add_parser("rpc", help="round trips beside a bare gRPC echo and the head's own forward")
-    rpc.add_argument("--rounds", type=int, default=7, help="turns of every case (default %(default)s)")
-    rpc.add_argument("--calls", type=int, default=300, help="calls of a turn (default %(default)s)")
+    rpc.add_argument("--rounds", type=int, default=7, help="rounds (default %(default)s)")
+    rpc.add_argument("--calls", type=int, default=300, help="calls of each case in a round (default %(default)s)")
     rpc.set_defaults(run=_bench_rpc)
     acceptance = kinds.add_parser("acceptance", help="acceptance of the trained head on held-out files")
     acceptance.add_argument("--positions", type=int, default=500)
@@ -81,8 +95,8 @@ def _add_bench(commands: _Commands) -> None:
     acceptance.set_defaults(run=_bench_acceptance)
     carry = kinds.add_parser("carry", help="TakeKV and InstallKV of few and of many rows")
     carry.add_argument("--rows", type=int, nargs=2, default=(100, 100_000), metavar=("FEW", "MANY"))
-    carry.add_argument("--rounds", type=int, default=7, help="turns of both sizes (default %(default)s)")
-    carry.add_argument("--calls", type=int, default=100, help="calls of a turn (default %(default)s)")
+    carry.add_argument("--rounds", type=int, default=7, help="rounds (default %(default)s)")
+    carry.add_argument("--calls", type=int, default=100, help="calls of each case in a round (default %(default)s)")
     carry.set_defaults(run=_bench_carry)
     for kind in (rpc, acceptance, carry):
         kind.add_argument("--json", action="store_true", help="print the result as it is committed")
@@ -90,6 +104,8 @@ def _add_bench(commands: _Commands) -> None:
 
 def _serve(flags: argparse.Namespace) -> int:
     config = read_config(flags, os.environ)
+    # gRPC writes lines of its own about what we say in ours. Read when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from drafter_service.server import Service
     from drafter_service.telemetry import set_up_logging
 
@@ -107,10 +123,14 @@ def _serve(flags: argparse.Namespace) -> int:
     }
     text = " ".join(f"{name}={place}" for name, place in places.items() if place is not None)
     print(f"serving {text}", flush=True)
-    stop.wait()
+    while not stop.wait(LOOK_S) and not service.has_failed:
+        pass
+    has_failed = service.has_failed
     service.drain()
     service.close()
-    return 0
+    if has_failed:
+        print("drafter-service: the engine has died", file=sys.stderr)
+    return EXIT_FAILED if has_failed else 0
 
 
 def _inspect(flags: argparse.Namespace) -> int:

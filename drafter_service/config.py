@@ -17,6 +17,12 @@ ADMIN_SUFFIX = ".admin"
 DESCRIPTOR_SUFFIX = ".fd"
 MIB = 1 << 20
 
+COUNT_MAX = (1 << 31) - 1
+"""Largest count and largest message: what gRPC's options and the contract's uint32 fields hold."""
+
+TIME_MAX_S = 1e6
+"""Longest time: in milliseconds it fits into the contract's uint32 fields."""
+
 
 class ConfigError(ValueError):
     """A setting that cannot be used; the text is one line for the operator."""
@@ -96,12 +102,18 @@ class ServiceConfig:
         self._check_choices()
         if self.checkpoint is None:
             raise ConfigError("--checkpoint is required")
+        for name in ("device", "probe_host"):
+            if not getattr(self, name):
+                raise ConfigError(f"--{name.replace('_', '-')} is empty")
         if self.socket is None and not self.listen:
             raise ConfigError("neither --socket nor --listen is given: nobody could call")
         if self.socket is not None:
             check_socket_path(self.socket)
-        if self.listen and not self.insecure and not (self.tls_cert and self.tls_key and self.tls_client_ca):
+        tls = (self.tls_cert, self.tls_key, self.tls_client_ca)
+        if self.listen and not self.insecure and not all(tls):
             raise ConfigError("--listen needs --tls-cert, --tls-key and --tls-client-ca, or --insecure")
+        if self.insecure and any(tls):
+            raise ConfigError("--insecure and TLS files are both given: which is meant?")
 
     def _check_numbers(self) -> None:
         may_be_zero = {"max_seq_len", "kv_bytes", "torch_threads", "metrics_port", "health_port", "grace_s", "drain_s"}
@@ -111,6 +123,9 @@ class ServiceConfig:
                 continue
             if value < 0 or (value == 0 and item.name not in may_be_zero):
                 raise ConfigError(f"{flag_of(item)} {value} is too small")
+            limit = TIME_MAX_S if isinstance(value, float) else COUNT_MAX
+            if item.name not in {"kv_bytes", "arena_bytes"} and not value <= limit:
+                raise ConfigError(f"{flag_of(item)} {value} is too large; at most {limit:.0f}")
 
     def _check_choices(self) -> None:
         choices = {
@@ -168,12 +183,18 @@ def read_config(flags: argparse.Namespace, environment: Mapping[str, str]) -> Se
             assert item.default is not MISSING, "every setting has a default"
             continue
         try:
-            values[item.name] = item.metadata["parse"](given) if given != "" else None
-        except ValueError as error:
+            values[item.name] = _parsed(item, given)
+        except (ValueError, OverflowError) as error:
             raise ConfigError(f"{source} {given!r} cannot be used: {error}") from error
     config = ServiceConfig(**values)  # type: ignore[arg-type]  # each value went through its own parser
     config.check()
     return config
+
+
+def _parsed(item: Field[Any], text: str) -> object:
+    parse = item.metadata["parse"]
+    # Paths alone can be unset; anything else that is empty is a mistake for its parser to find.
+    return None if text == "" and parse is Path else parse(text)
 
 
 def flags_for(config: ServiceConfig) -> Sequence[str]:

@@ -8,7 +8,9 @@ import secrets
 import socket
 import socketserver
 import struct
+import sys
 import threading
+import time
 from pathlib import Path
 
 from specdraft.memory.descriptors import DESCRIPTOR_GRANTED, DESCRIPTOR_TOKEN_SIZE_BYTES
@@ -19,10 +21,10 @@ DESCRIPTOR_REFUSED = b"\x01"
 """Sent instead of a descriptor."""
 
 PEER_TIMEOUT_S = 2.0
-"""A peer that has not sent its token by then is let go."""
+"""A peer that has not sent its token by then is let go, and one that waits for its turn is turned away."""
 
 MAX_PEERS = 32
-"""Peers served at once; more are turned away, so that none can take all threads."""
+"""Peers served at once; more wait for their turn."""
 
 
 class DescriptorServer:
@@ -74,6 +76,7 @@ class DescriptorServer:
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 4 * MAX_PEERS
 
     def __init__(self, path: Path, redeem: object) -> None:
         self.redeem = redeem
@@ -81,7 +84,8 @@ class _Server(socketserver.ThreadingUnixStreamServer):
         super().__init__(str(path), _Peer)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        if self.peers.acquire(blocking=False):
+        # Longer than this no peer keeps its place.
+        if self.peers.acquire(timeout=2 * PEER_TIMEOUT_S):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -93,15 +97,14 @@ class _Server(socketserver.ThreadingUnixStreamServer):
             self.peers.release()
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  # the base's signature
-        _log.info("a peer of the side socket went away", exc_info=True)
+        _log.info("a peer of the side socket went away: %r", sys.exception())
 
 
 class _Peer(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         peer: socket.socket = self.request
-        peer.settimeout(PEER_TIMEOUT_S)
         pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        token = peer.recv(DESCRIPTOR_TOKEN_SIZE_BYTES, socket.MSG_WAITALL)
+        token = _receive(peer, DESCRIPTOR_TOKEN_SIZE_BYTES, time.monotonic() + PEER_TIMEOUT_S)
         descriptor = self.server.redeem(token)  # type: ignore[attr-defined]  # _Server's
         _log.info("descriptor %s to pid %d, uid %d", "handed" if descriptor is not None else "refused", pid, uid)
         if descriptor is None:
@@ -111,3 +114,16 @@ class _Peer(socketserver.BaseRequestHandler):
             socket.send_fds(peer, [DESCRIPTOR_GRANTED], [descriptor])
         finally:
             os.close(descriptor)
+
+
+def _receive(peer: socket.socket, size: int, deadline: float) -> bytes:
+    """Up to `size` bytes, in however many pieces; fewer at the end of the stream. Raises TimeoutError."""
+    received = b""
+    while len(received) < size:
+        # At least a moment: 0 would mean not to wait at all.
+        peer.settimeout(max(deadline - time.monotonic(), 1e-3))
+        piece = peer.recv(size - len(received))
+        if not piece:
+            break
+        received += piece
+    return received

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -30,7 +31,7 @@ def hidden_rows(data: bytes | bytearray, dtype: str, width: int) -> Tensor:
     buffer = data if isinstance(data, bytearray) else bytearray(data)
     rows = torch.frombuffer(buffer, dtype=DTYPES[dtype]).view(-1, width)
     # A sum is finite only if all its terms are; only when it is not (which overflow can cause too) look at each.
-    if not torch.isfinite(rows.sum(dtype=torch.float64)):
+    if not math.isfinite(rows.sum(dtype=torch.float64).item()):
         finite = torch.isfinite(rows).all(dim=1)
         if not finite.all():
             row = int((~finite).nonzero()[0, 0])

@@ -22,7 +22,7 @@ from drafter_service.server.admin import AdminServicer
 from drafter_service.server.facts import HeadFacts, ServiceFacts, read_boot_id
 from drafter_service.server.health import Health, start_probe_server
 from drafter_service.server.interceptors import StatusInterceptor
-from drafter_service.server.listeners import SOCKET_MODE, SocketOwnership, bind_tcp, bind_unix
+from drafter_service.server.listeners import BIND_TEXT, SOCKET_MODE, SocketOwnership, bind_tcp, bind_unix
 from drafter_service.server.servicer import DrafterServicer
 from drafter_service.telemetry import Metrics
 from specdraft.v1 import admin_pb2_grpc, drafter_pb2_grpc
@@ -140,10 +140,12 @@ class Service:
 
     def _make_server(self) -> grpc.Server:
         config = self.config
+        # A session's next stream needs a thread before it can take over from the one before.
+        streams = futures.ThreadPoolExecutor(2 * config.max_sessions, thread_name_prefix="stream")
         threads = config.workers + config.max_sessions
         server = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
-            interceptors=[StatusInterceptor(self.metrics, self._clock)],
+            interceptors=[StatusInterceptor(self.metrics, self._clock, streams)],
             options=[
                 ("grpc.max_receive_message_length", config.message_bytes),
                 ("grpc.max_send_message_length", config.message_bytes),
@@ -151,7 +153,7 @@ class Service:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.so_reuseport", 0),
             ],
-            maximum_concurrent_rpcs=threads + SPARE_CALLS,
+            maximum_concurrent_rpcs=threads + 2 * config.max_sessions + SPARE_CALLS,
         )
         drafter_pb2_grpc.add_DrafterServicer_to_server(self._servicer, server)
         self._health.add_to(server)
@@ -186,7 +188,7 @@ class Service:
         try:
             server, bound = start_probe_server(self._health, self.config.probe_host, port)
         except RuntimeError as error:
-            raise ConfigError(f"--health-port {port} cannot be bound") from error
+            raise ConfigError(f"--health-port {port} cannot be bound: {BIND_TEXT}") from error
         self._closers.append(lambda: server.stop(0).wait())
         return bound
 
@@ -244,11 +246,18 @@ class Service:
         self._health.set_serving(False)
         self._servicer.drain()
         if self.assembly is not None:
-            self.assembly.engine.stop(timeout_s=self.config.drain_s)
+            # What is left of the time is for the answers to get out.
+            self.assembly.engine.stop(timeout_s=max(self.config.drain_s - STOP_GRACE_S, 0))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine has died; nothing but a new process helps then."""
+        return self.assembly is not None and not self._stopping.is_set() and not self.assembly.engine.is_alive
 
     def close(self) -> None:
         """Ends everything that was started, last first. Safe to call twice."""
         self._stopping.set()
+        self._servicer.drain()
         while self._closers:
             self._closers.pop()()
 
@@ -261,6 +270,7 @@ class Service:
         while not self._stopping.wait(REAP_S):
             for session in self.assembly.sessions.pop_expired():
                 self._servicer.end_session(session, "expired")
+            self._servicer.cut_streams()
             self._health.check()
         for session in self.assembly.sessions.pop_all():
             self._servicer.end_session(session, "shutdown")

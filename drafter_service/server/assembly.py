@@ -80,8 +80,8 @@ class Assembly:
         return Parts(self.engine, calls, self.sessions, Handshake(facts, self._descriptors), self._metrics)
 
     def close(self) -> None:
-        """Ends the engine and the side socket."""
-        self.engine.stop()
+        """Ends the engine and the side socket. Whoever wants what was accepted to be done has drained before."""
+        self.engine.stop(timeout_s=0)
         if self._descriptors is not None:
             self._descriptors.close()
 
@@ -156,6 +156,6 @@ def _pool(config: ServiceConfig, head: MtpHead, device: torch.device) -> KvPool:
         raise ConfigError(f"--kv-bytes {budget} holds no page: one has {shape.page_bytes} bytes")
     try:
         return KvPool(shape, num_pages, device)
-    except torch.OutOfMemoryError as error:
-        free = torch.cuda.mem_get_info(device)[0]
-        raise ConfigError(f"--kv-bytes {budget} does not fit: {free} bytes are free on {device}") from error
+    except RuntimeError as error:  # torch.OutOfMemoryError on a GPU
+        free = f": {torch.cuda.mem_get_info(device)[0]} bytes are free" if device.type == "cuda" else ""
+        raise ConfigError(f"--kv-bytes {budget} does not fit on {device}{free}") from error

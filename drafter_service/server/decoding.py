@@ -168,6 +168,8 @@ class Decoder:
                 Reason.BATCH_TOO_LARGE, f"{len(entries)} entries; at most {limit}", entries=len(entries), limit=limit
             )
         decoded = Decoded()
+        if len(entries) == 1:
+            return decoded
         counts = Counter(entry.sequence_id for entry in entries)
         for index, entry in enumerate(entries):
             if counts[entry.sequence_id] > 1:

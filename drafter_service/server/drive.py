@@ -27,6 +27,12 @@ _log = logging.getLogger(__name__)
 TICK_S = 0.1
 """How often an otherwise silent stream looks for requests that have timed out."""
 
+GONE_S = 0.05
+"""After the end of the requests it is known by then whether the client is still there."""
+
+MAX_UNANSWERED = 256
+"""Requests that may wait for their answers. Then no more are read: who does not read either cannot fill us."""
+
 METHODS = {
     "propose": "Propose",
     "catchup": "Catchup",
@@ -71,10 +77,17 @@ class _Ready:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """No more requests: the client has finished, or the stream is to end with an error, or it broke (None)."""
+    """No more requests: the client has finished, or the stream is to end with an error, or it broke (None).
+
+    Attributes:
+        error: what it ends with.
+        is_broken: nobody is there to be answered.
+        at_once: what was accepted is not answered any more.
+    """
 
     error: SpecdraftError | None
     is_broken: bool = False
+    at_once: bool = False
 
 
 class Drive:
@@ -95,32 +108,57 @@ class Drive:
         self._outbox: queue.SimpleQueue[_Ready | _End] = queue.SimpleQueue()
         self._asked: dict[int, _Asked] = {}
         self._is_draining = threading.Event()
+        self._is_over = threading.Event()
+        self._is_gone = threading.Event()
         self.is_broken = False
+        self.ended_at: float | None = None
 
     def fence(self) -> None:
         """Ends the stream at once: a later one has taken over."""
-        self._outbox.put(_End(make_error(Reason.SESSION_FENCED, "a later stream of this session has taken over")))
+        self.end(make_error(Reason.SESSION_FENCED, "a later stream of this session has taken over"))
+
+    def end(self, error: SpecdraftError) -> None:
+        """Ends the stream at once. What is sent on it from now on is not begun."""
+        self._is_over.set()
+        self.ended_at = self._clock()
+        self._outbox.put(_End(error, at_once=True))
 
     def drain(self) -> None:
         """Refuses what comes now, answers what was accepted, then ends."""
         self._is_draining.set()
         self._outbox.put(_End(draining()))
 
+    def client_gone(self) -> None:
+        """The call is over, whoever ended it. Called by gRPC."""
+        self._is_gone.set()
+
     def read(self, requests: Iterator[pb.DriveRequest]) -> None:
         """Begins every request, in order. Runs in a thread of its own until the requests end."""
         try:
             for request in requests:
-                self._begin(request)
+                while len(self._asked) >= MAX_UNANSWERED and not self._is_over.wait(TICK_S):
+                    pass
+                if not self._is_over.is_set():
+                    self._begin(request)
         except grpc.RpcError:
             self._outbox.put(_End(None, is_broken=True))
+        except SpecdraftError as error:
+            self._outbox.put(_End(error))
         except Exception:  # noqa: BLE001  # a reader that died silently would leave its client waiting
             _log.exception("a stream's reader failed")
             self._outbox.put(_End(make_error(Reason.INTERNAL, "the stream failed inside the service")))
         else:
-            self._outbox.put(_End(None))
+            # To gRPC, a client that went away may look like one that has finished, until a moment later.
+            self._outbox.put(_End(None, is_broken=self._is_gone.wait(GONE_S)))
 
     def responses(self) -> Iterator[pb.DriveResponse]:
         """Answers as they are ready. Raises what ends the stream early."""
+        try:
+            yield from self._responses()
+        finally:
+            self._is_over.set()
+
+    def _responses(self) -> Iterator[pb.DriveResponse]:
         end: _End | None = None
         while end is None or self._asked:
             try:
@@ -133,7 +171,7 @@ class Drive:
             elif item.is_broken:
                 self.is_broken = True
                 raise Ended
-            elif item.error is not None and item.error.reason is Reason.SESSION_FENCED:
+            elif item.at_once and item.error is not None:
                 raise item.error
             else:
                 end = end or item
@@ -149,6 +187,7 @@ class Drive:
                 raise invalid_field("correlation_id", correlation_id, "one that no unanswered request has")
         except SpecdraftError as error:
             # The id belongs to another request, whose answer must not be mistaken for this one's.
+            self._is_over.set()
             self._outbox.put(_End(error))
             return
         self._asked[correlation_id] = _Asked(kind or "", now, now + request.timeout_ms / 1000)

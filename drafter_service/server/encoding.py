@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from drafter_service.engine import operations as ops
 from drafter_service.server.facts import HeadFacts
+from drafter_service.server.refusals import shortened, shortened_details
 from drafter_service.state import KeySpan, SequenceView
 from specdraft.errors import Reason, SpecdraftError
 from specdraft.v1 import drafter_pb2 as pb
@@ -33,8 +34,8 @@ def entry_status(error: SpecdraftError | None) -> pb.EntryStatus:
     return pb.EntryStatus(
         code=int(error.code),
         reason=reason_number(error.reason),
-        message=error.message,
-        details=dict(error.details),
+        message=shortened(error.message),
+        details=shortened_details(error),
         retry_delay_ms=error.retry_delay_ms,
     )
 

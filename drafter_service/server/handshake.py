@@ -35,6 +35,8 @@ class Handshake:
         """What both sides agree on. Raises HANDSHAKE_MISMATCH, naming the field and both values."""
         if request.carry_key:
             raise not_implemented("OpenSessionRequest.carry_key")
+        if request.with_masks:
+            raise not_implemented("OpenSessionRequest.with_masks")
         head = self.facts.head
         expected = HIDDEN_SOURCES[head.hidden_source]
         _compare("protocol_version", PROTOCOL_VERSION, request.protocol_version)
@@ -95,6 +97,7 @@ class Handshake:
             raise make_error(
                 Reason.ARENA_EXHAUSTED,
                 f"the arena would have {layout.size} bytes; at most {config.arena_bytes}",
+                retry_delay_ms=1000,
                 bytes=layout.size,
                 limit=config.arena_bytes,
             )

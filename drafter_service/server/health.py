@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
@@ -10,7 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 SERVICES = ("", "specdraft.v1.Drafter")
-WATCH_THREADS = 4
+NUM_THREADS = 4
 
 
 class Health:
@@ -21,15 +22,16 @@ class Health:
     """
 
     def __init__(self, is_live: Callable[[], bool]) -> None:
-        self._pool = futures.ThreadPoolExecutor(WATCH_THREADS, thread_name_prefix="health")
-        self._servicer = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=self._pool)
+        self._pool = futures.ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="health")
+        self._servicer = health.HealthServicer()
         self._is_live = is_live
         self._is_serving = False
         self.set_serving(False)
 
     def add_to(self, server: grpc.Server) -> None:
         """Serves health on `server` too."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        servicer: Any = _OnPool(self._servicer, self._pool)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
 
     def set_serving(self, is_serving: bool) -> None:
         """SERVING or NOT_SERVING."""
@@ -55,15 +57,37 @@ class Health:
             self._servicer.set(service, status)
 
 
+class _OnPool:
+    """The health servicer with every method on one pool.
+
+    gRPC looks for the pool on the function that answers. `HealthServicer` has it set for `Watch` alone, and on the
+    class: for every service of the process.
+    """
+
+    def __init__(self, servicer: health.HealthServicer, pool: futures.ThreadPoolExecutor) -> None:
+        self.Check = _on_pool(servicer.Check, pool)  # named as the RPCs are
+        self.Watch = _on_pool(servicer.Watch, pool)
+        # A watcher waits without a thread: the servicer calls back when there is something to tell.
+        self.Watch.experimental_non_blocking = True
+
+
+def _on_pool(answer: Callable[..., Any], pool: futures.ThreadPoolExecutor) -> Any:
+    pooled: Any = functools.partial(answer)
+    pooled.experimental_thread_pool = pool
+    return pooled
+
+
 def start_probe_server(health_service: Health, host: str, port: int) -> tuple[grpc.Server, int]:
     """Serves health alone over TCP: the kubelet's gRPC probe cannot use a Unix socket.
 
     Returns:
         The server and its port.
     """
-    server = grpc.server(futures.ThreadPoolExecutor(2, thread_name_prefix="probe"))
+    pool = futures.ThreadPoolExecutor(2, thread_name_prefix="probe")
+    # Without so_reuseport 0, a port that another gRPC server has would be shared with it, silently.
+    server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])
     health_service.add_to(server)
-    bound = server.add_insecure_port(f"{host}:{port}")
+    bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     server.start()
     return server, bound
 

@@ -55,8 +55,9 @@ def read_hiddens(session: Session, ref: tensor_pb2.TensorRef) -> Tensor:
 
 
 def _inline_rows(ref: tensor_pb2.TensorRef, row_bytes: int) -> bytes:
+    _check_stride(ref, row_bytes)
     expected = ref.row_count * row_bytes
-    if len(ref.inline) != expected or ref.row_stride_bytes not in {0, row_bytes}:
+    if len(ref.inline) != expected:
         raise make_error(
             Reason.HIDDEN_SIZE_MISMATCH,
             f"{len(ref.inline)} bytes; {ref.row_count} rows have {expected}",
@@ -85,15 +86,22 @@ def _arena_rows(session: Session, ref: tensor_pb2.TensorRef, row_bytes: int) -> 
     else:
         first_row = ref.arena_staging.first_row
         offset, num_rows = layout.staging + first_row * layout.row_stride, layout.wish.num_prefill_rows
-    if first_row + ref.row_count > num_rows or ref.row_stride_bytes not in {0, layout.row_stride}:
+    _check_stride(ref, layout.row_stride)
+    end = first_row + ref.row_count
+    if end > num_rows:
         raise make_error(
             Reason.MEMORY_OUT_OF_BOUNDS,
-            f"rows [{first_row}, {first_row + ref.row_count}) of {num_rows}, {ref.row_stride_bytes} bytes apart",
-            field="row_stride_bytes" if first_row + ref.row_count <= num_rows else "row_count",
-            value=ref.row_count,
+            f"rows [{first_row}, {end}) of {num_rows}",
+            field="first_row" if first_row >= num_rows else "row_count",
+            value=first_row if first_row >= num_rows else end,
             limit=num_rows,
         )
     return arena.copy_rows(offset, layout.row_stride, ref.row_count, row_bytes)
+
+
+def _check_stride(ref: tensor_pb2.TensorRef, stride: int) -> None:
+    if ref.row_stride_bytes not in {0, stride}:
+        raise invalid_field("hiddens.row_stride_bytes", ref.row_stride_bytes, f"0 or {stride}")
 
 
 def check_slot(arena: HostArena, slot: int) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from drafter_service.server.refusals import invalid_field, shortened, shortened_details
 from drafter_service.telemetry import Metrics
 from specdraft.errors import DOMAIN, Code, Reason, SpecdraftError, make_error
 
@@ -31,11 +35,15 @@ class StatusInterceptor(grpc.ServerInterceptor):
     Args:
         metrics: counts and times.
         clock: monotonic seconds.
+        streams: threads for streams, so that unary calls and streams cannot take each other's; None = the server's.
     """
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, metrics: Metrics, clock: Callable[[], float], streams: futures.ThreadPoolExecutor | None = None
+    ) -> None:
         self._metrics = metrics
         self._clock = clock
+        self._streams = streams
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Wraps the handler that `continuation` finds."""
@@ -43,14 +51,13 @@ class StatusInterceptor(grpc.ServerInterceptor):
         if handler is None or not handler_call_details.method.startswith("/specdraft."):
             return handler  # health runs on a pool of its own, which a wrapped handler would lose
         method = handler_call_details.method.rpartition("/")[2]
+        decode = functools.partial(_decoded, handler.request_deserializer)
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._streaming(method, handler.stream_stream),
-                handler.request_deserializer,
-                handler.response_serializer,
+                self._streaming(method, handler.stream_stream), decode, handler.response_serializer
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._unary(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
+            self._unary(method, handler.unary_unary), decode, handler.response_serializer
         )
 
     def _unary(self, method: str, handle: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +66,10 @@ class StatusInterceptor(grpc.ServerInterceptor):
             code = Code.OK
             try:
                 _require_deadline(method, context)
-                return handle(request, context)
+                return handle(_understood(request), context)
+            except Ended:
+                code = Code.CANCELLED
+                context.abort(grpc.StatusCode.CANCELLED, "the call has ended")
             except Exception as error:  # noqa: BLE001  # every exception becomes a status here
                 refusal = self._refusal(method, error)
                 code = refusal.code
@@ -72,12 +82,15 @@ class StatusInterceptor(grpc.ServerInterceptor):
     def _streaming(self, method: str, handle: Callable[..., Any]) -> Callable[..., Any]:
         def handle_stream(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
             try:
-                yield from handle(requests, context)
-            except Ended:
-                return
+                yield from handle(map(_understood, requests), context)
+            except (Ended, grpc.RpcError):
+                return  # RpcError: the client had gone before the answer
             except Exception as error:  # noqa: BLE001  # as above
                 abort(context, self._refusal(method, error))
 
+        # gRPC looks for a pool on the function that answers.
+        pooled: Any = handle_stream
+        pooled.experimental_thread_pool = self._streams
         return handle_stream
 
     def _refusal(self, method: str, error: Exception) -> SpecdraftError:
@@ -89,6 +102,20 @@ class StatusInterceptor(grpc.ServerInterceptor):
         return error
 
 
+def _decoded(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
+    """The message, or the error to raise: gRPC would call bytes that are no message an error of ours."""
+    try:
+        return deserialize(data)
+    except DecodeError:
+        return invalid_field("request", f"{len(data)} bytes", "a message of the call's type")
+
+
+def _understood(request: Any) -> Any:
+    if isinstance(request, SpecdraftError):
+        raise request
+    return request
+
+
 def _require_deadline(method: str, context: grpc.ServicerContext) -> None:
     remaining: float | None = context.time_remaining()  # the stubs leave the None out
     if remaining is None or remaining > NO_DEADLINE_S:
@@ -97,13 +124,13 @@ def _require_deadline(method: str, context: grpc.ServicerContext) -> None:
 
 def abort(context: grpc.ServicerContext, error: SpecdraftError) -> NoReturn:
     """Ends the call with the error's status, `google.rpc.ErrorInfo` and, where it has a delay, `RetryInfo`."""
-    info = error_details_pb2.ErrorInfo(reason=error.reason or "", domain=DOMAIN, metadata=dict(error.details))
+    info = error_details_pb2.ErrorInfo(reason=error.reason or "", domain=DOMAIN, metadata=shortened_details(error))
     details = [_packed(info)]
     if error.retry_delay_ms:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(error.retry_delay_ms)
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-    status = status_pb2.Status(code=int(error.code), message=error.message, details=details)
+    status = status_pb2.Status(code=int(error.code), message=shortened(error.message), details=details)
     context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort_with_status raises")
 

@@ -16,6 +16,9 @@ SOCKET_MODE = 0o660
 DIRECTORY_MODE = 0o750
 LOCK_SUFFIX = ".lock"
 
+BIND_TEXT = "the address is in use or not ours, or the TLS files are none"
+"""What gRPC does not tell apart."""
+
 
 class SocketOwnership:
     """This process's claim on a socket path, held as a lock on a file beside it.
@@ -29,27 +32,44 @@ class SocketOwnership:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock_path = Path(f"{path}{LOCK_SUFFIX}")
         try:
-            if not path.parent.exists():
-                path.parent.mkdir(mode=DIRECTORY_MODE, parents=True)
-            self._lock = os.open(f"{path}{LOCK_SUFFIX}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            self._lock = self._claim()
+        except BlockingIOError as error:
+            raise ConfigError(f"--socket {path}: a live server owns it") from error
         except OSError as error:
             raise ConfigError(f"--socket {path}: {error.strerror}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._remove_stale()
-        except OSError as error:
-            os.close(self._lock)
-            raise ConfigError(f"--socket {path}: a live server owns it") from error
-        except ConfigError:
-            os.close(self._lock)
-            raise
+        except (ConfigError, OSError) as error:
+            self._give_up()
+            raise (
+                error if isinstance(error, ConfigError) else ConfigError(f"--socket {path}: {error.strerror}")
+            ) from error
 
     def close(self) -> None:
         """Removes the socket files and gives up the claim."""
         for path in self._paths():
             path.unlink(missing_ok=True)
-        Path(f"{self.path}{LOCK_SUFFIX}").unlink(missing_ok=True)
+        self._give_up()
+
+    def _claim(self) -> int:
+        """The locked lock file. Raises BlockingIOError if somebody else has it, OSError if there can be none."""
+        while True:
+            lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The owner before removes its lock file: what was opened just before that is nobody's lock any more.
+                if _is_at(lock, self._lock_path):
+                    return lock
+            except BaseException:
+                os.close(lock)
+                raise
+            os.close(lock)
+
+    def _give_up(self) -> None:
+        self._lock_path.unlink(missing_ok=True)
         os.close(self._lock)
 
     def _paths(self) -> list[Path]:
@@ -64,6 +84,13 @@ class SocketOwnership:
             if _answers(path):
                 raise ConfigError(f"--socket {path}: a live server owns it")
             path.unlink()
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _answers(path: Path) -> bool:
@@ -102,4 +129,5 @@ def bind_tcp(server: grpc.Server, config: ServiceConfig) -> int:
         )
         return server.add_secure_port(config.listen, credentials)
     except (RuntimeError, OSError) as error:
-        raise ConfigError(f"--listen {config.listen} cannot be bound: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else BIND_TEXT
+        raise ConfigError(f"--listen {config.listen} cannot be bound: {why}") from error

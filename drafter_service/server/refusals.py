@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from specdraft.errors import Reason, SpecdraftError, make_error
+
+TEXT_MAX_CHARS = 512
+"""Longest text and longest figure of a refusal: a caller's own words come back in it, and metadata holds 8 KiB."""
 
 
 def invalid_field(name: str, value: object, expected: str) -> SpecdraftError:
@@ -14,3 +19,13 @@ def invalid_field(name: str, value: object, expected: str) -> SpecdraftError:
 def not_implemented(name: str) -> SpecdraftError:
     """NOT_IMPLEMENTED, by name."""
     return make_error(Reason.NOT_IMPLEMENTED, f"{name} is in the contract and not in this build", name=name)
+
+
+def shortened(text: str) -> str:
+    """A text that fits into a refusal."""
+    return text if len(text) <= TEXT_MAX_CHARS else f"{text[: TEXT_MAX_CHARS - 3]}..."
+
+
+def shortened_details(error: SpecdraftError) -> Mapping[str, str]:
+    """The figures of a refusal, each short enough."""
+    return {name: shortened(value) for name, value in error.details.items()}

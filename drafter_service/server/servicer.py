@@ -16,6 +16,7 @@ from drafter_service.engine import operations as ops
 from drafter_service.server.calls import Answerable, Calls
 from drafter_service.server.drive import Drive
 from drafter_service.server.handshake import Handshake, open_session_response
+from drafter_service.server.interceptors import Ended
 from drafter_service.server.refusals import not_implemented
 from drafter_service.state import Session, SessionTable
 from drafter_service.telemetry import Metrics
@@ -24,6 +25,9 @@ from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import drafter_pb2_grpc, session_pb2, tensor_pb2
 
 TOKEN_METADATA = "specdraft-token-bin"
+
+FENCED_S = 5.0
+"""A stream that was ended and whose client does not take the news is cut after this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         self._parts: Parts | None = None
         self._is_draining = False
         self._is_ending = False
-        self._drives: set[Drive] = set()
+        self._drives: dict[Drive, grpc.ServicerContext] = {}
         self._lock = threading.Lock()
 
     def serve(self, parts: Parts) -> None:
@@ -73,15 +77,25 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     def end_session(self, session: Session, reason: str) -> None:
         """Gives up what a session owns; the session has been forgotten already."""
         parts = self._ready()
-        with self._lock:
-            drive = session.drive
+        drive = session.drive
         if drive is not None:
-            drive.fence()
+            drive.end(
+                draining() if reason == "shutdown" else make_error(Reason.SESSION_UNKNOWN, "the session has ended")
+            )
         call = ops.Call([ops.CloseSession(session.session_id, b"")], self._clock(), float("inf"), lambda _: None)
         parts.engine.submit(call)
         if session.arena is not None:
             session.arena.close()
         parts.metrics.session_ended(reason)
+
+    def cut_streams(self) -> None:
+        """Frees the threads of streams that were ended and whose clients read nothing."""
+        now = self._clock()
+        with self._lock:
+            drives = list(self._drives.items())
+        for drive, context in drives:
+            if drive.ended_at is not None and now - drive.ended_at > FENCED_S:
+                context.cancel()
 
     def GetServerInfo(self, request: session_pb2.GetServerInfoRequest, context: grpc.ServicerContext) -> Any:
         """`GetServerInfo`."""
@@ -127,17 +141,19 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         with self._lock:
             if self._is_ending:
                 raise draining()
-            self._drives.add(drive)
-        parts.sessions.attach(session, drive)
+            self._drives[drive] = context
         reader = threading.Thread(target=drive.read, args=(request_iterator,), name="drive-reader", daemon=True)
-        # An open stream alone tells the client that it is attached.
-        context.send_initial_metadata(())
-        reader.start()
         try:
+            parts.sessions.attach(session, drive)
+            # An open stream alone tells the client that it is attached.
+            context.send_initial_metadata(())
+            if not context.add_callback(drive.client_gone):
+                raise Ended
+            reader.start()
             yield from drive.responses()
         finally:
             with self._lock:
-                self._drives.discard(drive)
+                del self._drives[drive]
             parts.sessions.detach(session, drive, broken=drive.is_broken or not context.is_active())
 
     def OpenSequence(self, request: pb.OpenSequenceRequest, context: grpc.ServicerContext) -> Any:
@@ -205,13 +221,18 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     def _call(self, request: Message, context: grpc.ServicerContext) -> Message:
         parts = self._ready()
         session = self._session(context)
-        answers: queue.SimpleQueue[Answerable] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Answerable | None] = queue.SimpleQueue()
+        # Whoever does not wait any more, or is made not to by the end of the service, frees this thread.
+        if not context.add_callback(lambda: answers.put(None)):
+            raise Ended
         remaining = context.time_remaining()
         parts.calls.begin(session, request, self._clock() + remaining, answers.put)
         try:
             answer = answers.get(timeout=remaining)
         except queue.Empty:
             raise make_error(Reason.TIMEOUT, "the deadline passed before the answer was ready") from None
+        if answer is None:
+            raise Ended
         response = answer.encode()
         parts.metrics.stage("reply", self._clock() - answer.finished_at)
         return response

@@ -30,6 +30,7 @@ class Metrics:
         self._rpc_seconds = self._histogram(
             "rpc_duration_seconds", "Time from a call's arrival to its answer.", ("method", "code")
         )
+        self._rpc_bound: dict[tuple[str, int], Histogram] = {}
         stages = self._histogram("propose_stage_seconds", "Time of a write's stages.", ("stage",))
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
         ends = self._counter("sessions_ended", "Sessions that ended.", ("end_reason",))
@@ -75,7 +76,11 @@ class Metrics:
 
     def rpc_done(self, method: str, code: Code, seconds: float) -> None:
         """One call was answered. `method` is one of the service's RPCs."""
-        self._rpc_seconds.labels(method, code.name).observe(seconds)
+        key = method, int(code)
+        bound = self._rpc_bound.get(key)
+        if bound is None:
+            bound = self._rpc_bound[key] = self._rpc_seconds.labels(method, code.name)
+        bound.observe(seconds)
 
     def error(self, reason: Reason) -> None:
         """One call or entry was refused."""

@@ -1,0 +1,155 @@
+"""What a call costs: round trips of the service beside a bare gRPC echo of the same size and the head's own forward.
+
+The floor of a Propose is an echo followed by the forward in this process: the forward of a process that has just been
+woken is slower than one in a tight loop, which has a line of its own. The service is called with bare messages, as the
+echo is; what the client library adds has a line of its own too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drafter_service.bench.echo import Echo, request_of
+from drafter_service.bench.forward import BareHead
+from drafter_service.bench.samples import Case, Latency, Plan, measure, median_of
+from drafter_service.bench.wire import WireSession
+from drafter_service.config import MIB, ServiceConfig
+from drafter_service.server.process import ServiceProcess
+from specdraft import Client, Proposal, Sequence
+
+NUM_DRAFTS = 3
+NUM_ROWS = 128
+"""Rows of the sequence when a turn begins; a Propose adds one, and at twice as many it begins again."""
+
+TAX_GOAL_US = 250.0
+TAIL_GOAL = 3.0
+MODELS = Path(__file__).resolve().parent.parent / "demo" / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Made-up input of the right shape: tokens t_1 .. t_n, hiddens h_0 .. h_{n-1} [n, H]."""
+
+    tokens: list[int]
+    hiddens: torch.Tensor
+
+
+def measure_rpc(plan: Plan, models: Path = MODELS) -> dict[str, Any]:
+    """Figures of every case, the tax over echo and forward, and which goals are met."""
+    with _cases(models) as cases:
+        latencies = measure(cases, plan)
+    taxes = {way: _tax(latencies, way) for way in ("unary", "drive")}
+    return {
+        "plan": asdict(plan) | {"num_drafts": NUM_DRAFTS, "num_rows": NUM_ROWS},
+        "cases": {name: _figures(latency) for name, latency in latencies.items()},
+        "tax_us": taxes,
+        "ratios": {name: _ratio(latency, latencies[_echo_of(name)]) for name, latency in latencies.items()},
+        "goals": _goals(latencies, taxes),
+    }
+
+
+def describe(figures: dict[str, Any]) -> str:
+    """The figures as a table."""
+    lines = [f"{'':<18}{'p50 us':>9}{'p99 us':>9}{'p99/p50':>9}{'x its echo':>12}"]
+    for name, case in figures["cases"].items():
+        ratio = figures["ratios"][name]
+        lines.append(f"{name:<18}{case['p50_us']:>9.0f}{case['p99_us']:>9.0f}{case['tail']:>9.2f}{ratio:>12.2f}")
+    for way, tax in figures["tax_us"].items():
+        lines.append(f"Propose K={NUM_DRAFTS} over {way}: its floor (echo, then forward) + {tax:.0f} us")
+    lines += [f"goal {'met   ' if met else 'missed'} {goal}" for goal, met in figures["goals"].items()]
+    return "\n".join(lines)
+
+
+@contextmanager
+def _cases(models: Path) -> Iterator[Mapping[str, Case]]:
+    """Every case, with the processes that it needs running."""
+    head, target = models / "head", models / "target"
+    config = ServiceConfig(
+        checkpoint=head, target_checkpoint=target, kv_bytes=64 * MIB, torch_threads=1, log_level="warning"
+    )
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        address = enter(ServiceProcess(config)).target
+        echo = enter(Echo(Path(enter(tempfile.TemporaryDirectory(prefix="specdraft-"))) / "echo.sock"))
+        client = enter(Client(address, max_drafts=NUM_DRAFTS))
+        info = client.server_info().head
+        pairs = _make_pairs(info.hidden_width, info.vocab_size)
+        unary = enter(WireSession(address, pairs.tokens, pairs.hiddens, NUM_DRAFTS))
+        drive = enter(WireSession(address, pairs.tokens, pairs.hiddens, NUM_DRAFTS))
+        bare = BareHead(head, target, pairs.tokens, pairs.hiddens)
+        request = request_of(*unary.sizes())
+        forward = _in_turn(lambda key: bare.propose(key, NUM_DRAFTS))
+        echo_unary, echo_drive = echo.unary(request), echo.stream(request)
+        yield {
+            "forward": Case(forward),
+            "echo unary": Case(echo_unary),
+            "empty unary": unary.look_unary(),
+            "floor unary": Case(lambda: (echo_unary(), forward())),
+            "propose unary": unary.propose_unary(),
+            "echo drive": Case(echo_drive),
+            "empty drive": drive.look_drive(),
+            "floor drive": Case(lambda: (echo_drive(), forward())),
+            "propose drive": drive.propose_drive(),
+            "client drive": Case(_by_client(enter(client.open_sequence()), pairs)),
+        }
+
+
+def _in_turn(call: Callable[[int], object]) -> Callable[[], object]:
+    """Calls with one key after the other, as a target does whose drafts are never accepted."""
+    keys = itertools.cycle(range(NUM_ROWS, 2 * NUM_ROWS))
+    return lambda: call(next(keys))
+
+
+def _make_pairs(width: int, vocab_size: int) -> Pairs:
+    chance = random.Random(0)  # noqa: S311  # made-up input
+    tokens = [chance.randrange(vocab_size) for _ in range(NUM_ROWS)]
+    return Pairs(tokens, torch.randn(NUM_ROWS, width, generator=torch.Generator().manual_seed(0)))
+
+
+def _by_client(sequence: Sequence, pairs: Pairs) -> Callable[[], object]:
+    """The same Propose through the client library, with hidden rows in shared memory."""
+    sequence.catchup(0, pairs.tokens, pairs.hiddens)
+
+    def propose(key: int) -> Proposal:
+        row = key % NUM_ROWS
+        return sequence.propose(key, [pairs.tokens[row]], pairs.hiddens[row : row + 1], NUM_DRAFTS)
+
+    return _in_turn(propose)
+
+
+def _echo_of(name: str) -> str:
+    return "echo drive" if name.endswith("drive") else "echo unary"
+
+
+def _figures(latency: Latency) -> dict[str, float]:
+    p50, p99 = median_of(latency.p50s_us), median_of(latency.p99s_us)
+    return {"p50_us": p50, "p99_us": p99, "tail": round(p99 / p50, 2)}
+
+
+def _ratio(latency: Latency, echo: Latency) -> float:
+    pairs = zip(latency.p50s_us, echo.p50s_us, strict=True)
+    return round(statistics.median(ours / theirs for ours, theirs in pairs), 2)
+
+
+def _tax(latencies: Mapping[str, Latency], way: str) -> float:
+    """Median over the rounds of: p50 of Propose, less that of its floor."""
+    pairs = zip(latencies[f"propose {way}"].p50s_us, latencies[f"floor {way}"].p50s_us, strict=True)
+    return median_of([propose - floor for propose, floor in pairs])
+
+
+def _goals(latencies: Mapping[str, Latency], taxes: Mapping[str, float]) -> dict[str, bool]:
+    goals = {f"{way}: p50 <= echo + forward + {TAX_GOAL_US:.0f} us": tax <= TAX_GOAL_US for way, tax in taxes.items()}
+    for way in taxes:
+        latency = latencies[f"propose {way}"]
+        goals[f"{way}: p99 <= {TAIL_GOAL:.0f} x p50"] = latency.p99_us <= TAIL_GOAL * latency.p50_us
+    return goals

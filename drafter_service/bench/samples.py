@@ -1,0 +1,94 @@
+"""Timing calls: the things compared take turns, and what is quoted is the median over the rounds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+def _nothing() -> None:
+    """What most cases have to prepare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Something to be timed.
+
+    Attributes:
+        call: is timed.
+        prepare: runs before each call and is not.
+    """
+
+    call: Callable[[], object]
+    prepare: Callable[[], object] = _nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        num_rounds: each gives a p50 and a p99.
+        num_calls: timed calls of each case in a round.
+        num_warm_up: calls of each case before them that do not count.
+    """
+
+    num_rounds: int = 7
+    num_calls: int = 300
+    num_warm_up: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Microseconds: one p50 and one p99 a round."""
+
+    p50s_us: tuple[float, ...]
+    p99s_us: tuple[float, ...]
+
+    @property
+    def p50_us(self) -> float:
+        """Median of the rounds' p50."""
+        return statistics.median(self.p50s_us)
+
+    @property
+    def p99_us(self) -> float:
+        """Median of the rounds' p99."""
+        return statistics.median(self.p99s_us)
+
+
+def measure(cases: Mapping[str, Case], plan: Plan) -> dict[str, Latency]:
+    """Times all cases call by call in turns, so that whatever else the machine does meets all of them alike."""
+    rounds = [_round(cases, plan) for _ in range(plan.num_rounds)]
+    return {
+        name: Latency(tuple(one[name][0] for one in rounds), tuple(one[name][1] for one in rounds)) for name in cases
+    }
+
+
+def median_of(figures: Sequence[float]) -> float:
+    """The median, to a tenth of a microsecond."""
+    return round(statistics.median(figures), 1)
+
+
+def _round(cases: Mapping[str, Case], plan: Plan) -> dict[str, tuple[float, float]]:
+    """p50 and p99 of each case. Every call begins with another case, so that none always follows the same."""
+    samples: dict[str, list[float]] = {name: [] for name in cases}
+    names = list(cases)
+    for number in range(plan.num_warm_up + plan.num_calls):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            samples[name].append(_time(cases[name]))
+    return {name: _percentiles(times_us[plan.num_warm_up :]) for name, times_us in samples.items()}
+
+
+def _time(case: Case) -> float:
+    case.prepare()
+    began = time.perf_counter_ns()
+    case.call()
+    return (time.perf_counter_ns() - began) / 1000
+
+
+def _percentiles(times_us: Sequence[float]) -> tuple[float, float]:
+    ordered = sorted(times_us)
+    return ordered[len(ordered) // 2], ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]

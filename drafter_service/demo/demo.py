@@ -1,0 +1,110 @@
+"""The demo: a service in its own process, a target here, and the same prompts with and without drafts."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from drafter_service.config import MIB, ServiceConfig
+from drafter_service.demo import page
+from drafter_service.demo.painting import Painter
+from drafter_service.demo.prompts import Prompt, pick_prompts
+from drafter_service.demo.race import Decoding, Outcome, Race
+from drafter_service.demo.tally import Tally, tally
+from drafter_service.demo.target import HEAD, TARGET, TEXTS, Target, load_target
+from drafter_service.server.process import ServiceProcess
+from specdraft.client import Client
+from specdraft.integrations.transformers import speculative_generate
+
+METRICS_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlan:
+    """What the demo does.
+
+    Attributes:
+        head: checkpoint of the head that drafts.
+        num_drafts: K.
+        num_prompts: generations of a run.
+        num_prompt_tokens: tokens of each prompt.
+        num_new: most tokens of each generation.
+        num_turns: timed turns.
+        seed: chooses the prompts.
+    """
+
+    head: Path = HEAD
+    num_drafts: int = 3
+    num_prompts: int = 4
+    num_prompt_tokens: int = 160
+    num_new: int = 72
+    num_turns: int = 5
+    seed: int = 0
+
+
+def run_demo(
+    plan: DemoPlan,
+    painter: Painter,
+    say: Callable[[str], None] = print,
+    decoding: Decoding = speculative_generate,
+) -> bool:
+    """Runs the demo.
+
+    Args:
+        plan: what it does.
+        painter: how it looks.
+        say: prints a piece of text.
+        decoding: makes the decoding methods; tests put a wrong one here.
+
+    Returns:
+        Whether every generation was the target's own.
+    """
+    torch.set_num_threads(1)  # the service has one too: two processes on two cores
+    target = load_target()
+    prompts = pick_prompts(TEXTS, target.tokenizer, plan.num_prompts, plan.num_prompt_tokens, plan.seed)
+    with ServiceProcess(service_config(plan.head)) as reached:
+        say(f"the service runs as process {reached.pid}, the target here on {target.device}")
+        say(f"metrics while it runs: {reached.metrics}\n")
+        with Client(reached.target, max_drafts=plan.num_drafts, client_name="demo") as client:
+            race = Race(target, client, prompts, num_new=plan.num_new, num_drafts=plan.num_drafts, decoding=decoding)
+            outcome = race.hold(plan.num_turns)
+        counted = tally(outcome.shown.records, plan.num_drafts)
+        _show(target, prompts, outcome, counted, painter=painter, say=say)
+        say(page.service_counts(_read(reached.metrics), plan.num_drafts))
+    say(page.last_line(outcome, counted))
+    return outcome.is_lossless
+
+
+def service_config(head: Path) -> ServiceConfig:
+    """Settings of the demo's service."""
+    return ServiceConfig(
+        checkpoint=head, target_checkpoint=TARGET, kv_bytes=64 * MIB, torch_threads=1, log_level="warning"
+    )
+
+
+def _show(
+    target: Target,
+    prompts: list[Prompt],
+    outcome: Outcome,
+    counted: Tally,
+    *,
+    painter: Painter,
+    say: Callable[[str], None],
+) -> None:
+    if painter.in_color:
+        say(page.legend(painter) + "\n")
+    for prompt, records in zip(prompts, outcome.shown.records, strict=True):
+        say(page.generation(prompt, records, target.tokenizer, painter) + "\n")
+    say(page.acceptance(counted) + "\n")
+    say(page.side_by_side(outcome, counted) + "\n")
+    say(page.losses(outcome))
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_S) as answer:  # noqa: S310  # our own service's address
+        text: str = answer.read().decode()
+    return text

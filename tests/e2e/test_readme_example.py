@@ -1,0 +1,65 @@
+"""The README's example runs as it stands, but for the path of the socket."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drafter_service.cli import main
+from drafter_service.config import ServiceConfig
+from drafter_service.demo.target import HEAD, TARGET
+from drafter_service.server.process import ServiceProcess
+from repository import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SOCKET = f"unix://{ServiceConfig().socket}"
+
+
+def example():
+    (code,) = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return code
+
+
+def test_example_is_about_twenty_lines():
+    assert len(example().splitlines()) <= 20
+
+
+def test_example_runs_against_a_real_service():
+    config = ServiceConfig(checkpoint=HEAD, target_checkpoint=TARGET, torch_threads=1, log_level="warning")
+    code = example()
+    assert code.count(SOCKET) == 1
+    with ServiceProcess(config) as reached:
+        command = [sys.executable, "-c", code.replace(SOCKET, reached.target)]
+        path = ":".join(sys.path)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": path}, check=False)
+    assert ran.returncode == 0, ran.stderr
+    # Four tokens make three pairs; the first round adds one, each of the two that follow its accepted draft and bonus.
+    assert ran.stdout.strip() == "8 exact rows, the next drafts follow token 17"
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
+def test_links_lead_somewhere(path):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"make ([a-z-]+)", README))))
+def test_make_targets_exist(target):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_commands_exist(capsys):
+    for command in sorted(set(re.findall(r"drafter-service ((?:bench )?[a-z]+)", README))):
+        with pytest.raises(SystemExit) as ended:
+            main([*command.split(), "--help"])
+        assert ended.value.code == 0, command
+    assert "usage" in capsys.readouterr().out
+
+
+def test_what_is_said_to_be_missing_is_what_answers_unimplemented():
+    sources = "".join(path.read_text(encoding="utf-8") for path in Path(ROOT / "drafter_service/server").glob("*.py"))
+    for name in re.findall(r'not_implemented\("([^"]+)"\)', sources):
+        assert f"`{name}`" in README, name
+    for name in ("ForkSequence", "ReadDrafts", "RegisterRegion", "UnregisterRegion"):
+        assert f"`{name}`" in README, name
