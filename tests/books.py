@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +15,9 @@ from drafter_service.engine import Engine, HeadIdentity, Ledger, Scheduler
 from drafter_service.engine import operations as ops
 from drafter_service.engine.operations import InFlight
 from drafter_service.engine.runner import EagerRunner
+from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.heads import MtpHead, oracle_draft
-from drafter_service.state import PageAllocator
+from drafter_service.state import Carry, PageAllocator, Sequence
 from drafter_service.state.pool import KvPool, PoolShape
 from drafter_service.telemetry import Metrics
 
@@ -48,7 +50,9 @@ class Books:
         max_batch: most entries of one forward.
     """
 
-    def __init__(self, head: MtpHead, num_pages: int = 64, page_rows: int = 4, max_batch: int = 8) -> None:
+    def __init__(
+        self, head: MtpHead, num_pages: int = 64, page_rows: int = 4, max_batch: int = 8, limits: CarryLimits | None = None
+    ) -> None:
         layout = head.kv_layout()
         shape = PoolShape(layout.num_layers, page_rows, layout.num_kv_heads, layout.head_dim, layout.dtype)
         self.head = head
@@ -57,7 +61,10 @@ class Books:
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry, 8)
         self.allocator = PageAllocator(num_pages)
-        self.ledger = Ledger(self.allocator, HeadIdentity(head.fingerprint, page_rows), metrics)
+        self.now = 0.0
+        vault = Vault(self.allocator, limits or CarryLimits(300.0, num_pages), metrics, lambda: self.now)
+        identity = HeadIdentity(head.fingerprint, page_rows)
+        self.ledger = Ledger(self.allocator, identity, vault, metrics, self.pool.copy_page)
         self.runner = EagerRunner(head, self.pool)
         self.engine = Engine(
             self.ledger,
@@ -95,25 +102,27 @@ class Books:
     def poison(self) -> None:
         """NaN in every free page, and in every row of a used page that holds no pair. The engine must be idle."""
         self.pool.poison(self.allocator.free_pages())
-        owners = [*self.ledger.sequences._by_id.values(), *self.ledger.carries._by_id.values()]
-        for owner in owners:
-            first, end = owner.rows.row_count, len(owner.pages) * self.page_rows
-            for row in range(first, end):
+        for owner in self.owners():
+            first = owner.rows.row_count + len(getattr(owner, "draft_rows", ()))
+            for row in range(first, len(owner.pages) * self.page_rows):
                 page, offset = owner.pages[row // self.page_rows], row % self.page_rows
+                if self.allocator.is_shared(page):
+                    continue  # somebody else's row
                 for layer in range(self.pool.shape.num_layers):
                     for store in self.pool.pages(layer):
                         store[page, offset] = float("nan")
 
     def check_pages(self) -> None:
         """Every page has one owner or none, and nobody holds more than its rows need."""
-        sequences = list(self.ledger.sequences._by_id.values())
-        owners = [*sequences, *self.ledger.carries._by_id.values()]
-        used = [page for owner in owners for page in owner.pages]
-        assert len(used) == len(set(used))
-        assert sorted(used + list(self.allocator.free_pages())) == list(range(self.allocator.num_pages))
-        for owner in owners:
-            reserved = getattr(owner, "reserved_pages", 0)
-            assert len(owner.pages) in {self.ledger.num_pages_for(owner.rows.row_count), reserved}
+        used = Counter(page for owner in self.owners() for page in owner.pages)
+        assert sorted([*used, *self.allocator.free_pages()]) == list(range(self.allocator.num_pages))
+        assert all(self.allocator.num_freed({page: count}) for page, count in used.items())
+        for owner in self.owners():
+            num_rows = owner.rows.row_count + len(getattr(owner, "draft_rows", ()))
+            assert len(owner.pages) in {self.ledger.num_pages_for(num_rows), getattr(owner, "reserved_pages", 0)}
+
+    def owners(self) -> list[Sequence | Carry]:
+        return [*self.ledger.sequences._by_id.values(), *self.ledger.vault.carries]
 
     def rows_of(self, sequence_id: bytes) -> bytes:
         """The bytes of a sequence's rows: equal bytes mean that nothing touched them."""
@@ -153,8 +162,9 @@ def write(  # noqa: PLR0917  # reads like the contract's Propose
     allow_gap: bool = False,
     digest: bytes = b"",
     session: bytes = SESSION,
+    verified: tuple[int, ...] = (),
 ) -> ops.Write:
     """A catch-up (num_drafts None) or a proposal."""
-    pairs = ops.WriteWish(first_key, tuple(tokens), hiddens, allow_gap, accepted)
+    pairs = ops.WriteWish(first_key, tuple(tokens), hiddens, allow_gap, accepted, verified)
     wish = None if num_drafts is None else ops.DraftWish(num_drafts)
     return ops.Write(session, sequence_id, op, digest, pairs, wish)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from drafter_service.engine.ledger import Ledger, accept, accept_failure, replayed
 from drafter_service.engine.operations import Answer, DraftWish, Stop, Write, WriteWish, Written
+from drafter_service.engine.vault import require_pages
 from drafter_service.state import Round, Rows, Sequence
-from specdraft.errors import Reason, SpecdraftError, make_error
+from specdraft.errors import Reason, SpecdraftError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -22,7 +23,7 @@ class RunEntry:
     """What the device has to do for one sequence.
 
     Attributes:
-        pages: the sequence's pages, enough for the rows below.
+        pages: the sequence's pages, enough for the rows below. None of those that are written is shared.
         row_begin: row index of the first pair; rows before it stay.
         num_live_rows: rows stored before; those from row_begin on are overwritten.
         first_key: key of the first pair.
@@ -31,6 +32,7 @@ class RunEntry:
         num_drafts: drafts to make, already limited to what pages and positions allow.
         min_logprob: stop after the first draft below it; None = do not stop.
         masks: bool [1 or num_drafts.., vocab]; None = everything is allowed.
+        keeps_drafts: whether the last draft gets a row as well.
     """
 
     pages: array[int]
@@ -42,11 +44,17 @@ class RunEntry:
     num_drafts: int
     min_logprob: float | None
     masks: Tensor | None
+    keeps_drafts: bool = False
 
     @property
     def num_rows(self) -> int:
-        """Rows after the write, without scratch."""
+        """Rows after the write, without those of drafts."""
         return self.row_begin + len(self.tokens)
+
+    @property
+    def num_draft_rows(self) -> int:
+        """Most rows that drafting writes: each draft's but the last one's, unless drafts are kept."""
+        return self.num_drafts if self.keeps_drafts else max(self.num_drafts - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +82,32 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlannedWrite:
-    """A write that fits: pages are taken, nothing else has changed."""
+    """A write that fits: pages are taken, nothing else has changed.
+
+    Attributes:
+        operation: what was asked.
+        sequence: its sequence.
+        wish: its pairs.
+        verified: the rows before the write, verified draft rows among them.
+        rows: the rows after it.
+        entry: what the device has to do.
+        limit: why there will not be more drafts.
+        replaced: pages that were shared and now have a copy in their place, by their index.
+    """
 
     operation: Write
     sequence: Sequence
     wish: WriteWish
-    drafts: DraftWish | None
+    verified: Rows
     rows: Rows
     entry: RunEntry
     limit: Stop
+    replaced: dict[int, int]
+
+    @property
+    def drafts(self) -> DraftWish | None:
+        """How to draft; None = a catch-up."""
+        return self.operation.drafts
 
 
 def plan_write(ledger: Ledger, operation: Write) -> PlannedWrite | Answer:
@@ -93,79 +118,128 @@ def plan_write(ledger: Ledger, operation: Write) -> PlannedWrite | Answer:
     wish = operation.pairs
     if isinstance(wish, SpecdraftError):
         raise wish
-    _check(ledger, sequence, wish)
-    kept = sequence.rows.below(wish.first_key)
-    rows = sequence.rows.written(wish.first_key, len(wish.tokens))
+    verified = sequence.verified(wish.first_key, wish.verified_tokens)
+    _check(ledger, sequence, verified, wish)
+    rows = verified.written(wish.first_key, len(wish.tokens))
+    row_begin = verified.below(wish.first_key).row_count
     num_wanted = operation.drafts.num_drafts if operation.drafts else 0
-    num_drafts, limit = _take_pages(ledger, sequence, rows, num_wanted)
+    num_drafts, limit, replaced = _take_pages(ledger, sequence, row_begin, rows, num_wanted)
     entry = RunEntry(
         pages=sequence.pages,
-        row_begin=kept.row_count,
-        num_live_rows=sequence.rows.row_count,
+        row_begin=row_begin,
+        num_live_rows=sequence.rows.row_count + len(sequence.draft_rows),
         first_key=wish.first_key,
         tokens=wish.tokens,
         hiddens=wish.hiddens,
         num_drafts=num_drafts,
         min_logprob=operation.drafts.min_logprob if operation.drafts else None,
         masks=operation.drafts.masks if operation.drafts else None,
+        keeps_drafts=sequence.keeps_drafts,
     )
-    return PlannedWrite(operation, sequence, wish, operation.drafts, rows, entry, limit)
+    return PlannedWrite(operation, sequence, wish, verified, rows, entry, limit, replaced)
 
 
-def commit(ledger: Ledger, planned: PlannedWrite, result: RunResult) -> Answer:
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """What a round costs, in seconds.
+
+    Attributes:
+        draft_s: one more draft.
+        verify_s: the rest of the round, the target's verify above all; 0 = not known.
+    """
+
+    draft_s: float
+    verify_s: float
+
+
+def commit(ledger: Ledger, planned: PlannedWrite, result: RunResult, cost: RoundCost) -> Answer:
     """Enters a write that was run."""
     sequence, wish = planned.sequence, planned.wish
-    ledger.judge(sequence, wish.first_key, wish.tokens, wish.accepted_drafts)
+    told_from = wish.first_key - len(wish.verified_tokens)
+    ledger.judge(sequence, told_from, wish.verified_tokens + wish.tokens, wish.accepted_drafts)
+    sequence.adopt_drafts(planned.verified)
+    sequence.drop_rows(wish.first_key)
     sequence.rows = planned.rows
+    if sequence.keeps_drafts:
+        sequence.draft_rows = result.drafts
+    ledger.allocator.release(planned.replaced.values())
     ledger.settle(sequence)
     if result.drafts:
         sequence.last_round = Round(planned.rows.last_key + 1, result.drafts)
     stop = (result.stop or planned.limit) if planned.drafts else None
-    answer = Written(sequence.view(), result.drafts, result.logprobs, stop)
+    answer = Written(sequence.view(), result.drafts, result.logprobs, stop, _recommended(planned, cost))
     return accept(sequence, planned.operation, answer)
+
+
+def _recommended(planned: PlannedWrite, cost: RoundCost) -> int | None:
+    if planned.drafts is None or not planned.drafts.recommend:
+        return None
+    advice, most = planned.sequence.advice, planned.drafts.max_drafts
+    if advice is None or cost.verify_s <= 0:
+        return most
+    return advice.best_count(most, cost.draft_s, cost.verify_s)
 
 
 def fail(ledger: Ledger, planned: PlannedWrite, error: SpecdraftError) -> None:
     """Enters a write on which the device failed: rows as before, the number used up."""
-    ledger.settle(planned.sequence)
-    accept_failure(planned.sequence, planned.operation, error)
+    sequence = planned.sequence
+    for index, page in planned.replaced.items():
+        ledger.allocator.release([sequence.pages[index]])
+        sequence.pages[index] = page
+    ledger.settle(sequence)
+    accept_failure(sequence, planned.operation, error)
 
 
-def _check(ledger: Ledger, sequence: Sequence, wish: WriteWish) -> None:
+def _check(ledger: Ledger, sequence: Sequence, rows: Rows, wish: WriteWish) -> None:
     try:
-        sequence.check_write(wish.first_key, len(wish.tokens), allow_gap=wish.allow_gap)
+        sequence.check_write(rows, wish.first_key, len(wish.tokens), allow_gap=wish.allow_gap)
     except SpecdraftError as error:
         if error.reason is Reason.MISSING_ROWS:
             ledger.observer.gap("refused")
         raise
-    if sequence.rows.gap_before(wish.first_key) is not None:
+    if rows.gap_before(wish.first_key) is not None:
         ledger.observer.gap("declared")
 
 
-def _take_pages(ledger: Ledger, sequence: Sequence, rows: Rows, num_wanted: int) -> tuple[int, Stop]:
-    """Takes the pages of a write and of as many drafts as fit; returns how many those are, and what limits them.
+def _take_pages(
+    ledger: Ledger, sequence: Sequence, row_begin: int, rows: Rows, num_wanted: int
+) -> tuple[int, Stop, dict[int, int]]:
+    """Takes the pages of a write and of as many drafts as fit.
 
-    The first draft needs no row of its own; each further one needs the row of the draft before it.
+    The first draft needs no row of its own; each further one needs the row of the draft before it, and where drafts
+    are kept the last one gets a row too.
+
+    Returns:
+        The number of drafts, what limits it, and the shared pages that got a private copy in their place.
     """
     num_drafts, limit = num_wanted, Stop.COMPLETE if num_wanted else Stop.NOT_ASKED
-    num_positions = sequence.max_keys - rows.last_key
+    rowless = 0 if sequence.keeps_drafts else 1
+    num_positions = sequence.max_keys - 1 - rows.last_key + rowless
     if num_drafts > num_positions:
         num_drafts, limit = num_positions, Stop.POSITION_LIMIT
-    num_scratch = max(num_drafts - 1, 0)
+    shared = _shared(ledger, sequence, row_begin, rows.row_count + max(num_drafts - rowless, 0))
     num_missing = ledger.num_pages_for(rows.row_count) - len(sequence.pages)
-    num_missing_all = ledger.num_pages_for(rows.row_count + num_scratch) - len(sequence.pages)
+    num_missing_all = ledger.num_pages_for(rows.row_count + max(num_drafts - rowless, 0)) - len(sequence.pages)
+    num_needed = max(num_missing, 0) + len(shared)
+    num_needed_all = max(num_missing_all, 0) + len(shared)
+    ledger.vault.make_room(num_needed_all)
     num_free = ledger.allocator.num_free
-    if num_missing > num_free:
-        raise make_error(
-            Reason.PAGES_EXHAUSTED,
-            f"{num_missing} more pages are needed and {num_free} are free",
-            retry_delay_ms=100,
-            needed=num_missing,
-            free=num_free,
-        )
-    if num_missing_all > num_free:
-        num_rows = (len(sequence.pages) + num_free) * ledger.identity.page_rows
-        num_drafts, limit = num_rows - rows.row_count + 1, Stop.PAGES
-        num_missing_all = num_free
-    sequence.pages.extend(ledger.allocator.allocate(max(num_missing_all, 0)))
-    return num_drafts, limit
+    if num_needed_all > num_free >= num_needed:
+        num_rows = (len(sequence.pages) + num_free - len(shared)) * ledger.identity.page_rows
+        num_drafts, limit = num_rows - rows.row_count + rowless, Stop.PAGES
+        num_needed_all = num_free
+    taken = require_pages(ledger.allocator, ledger.vault, num_needed_all if num_needed <= num_free else num_needed)
+    replaced = {}
+    for index in shared:
+        replaced[index], sequence.pages[index] = sequence.pages[index], taken.pop()
+        # Rows before the write stay; and if the device fails, all of them must be there again.
+        ledger.copy_page(replaced[index], sequence.pages[index])
+    sequence.pages.extend(taken)
+    return num_drafts, limit, replaced
+
+
+def _shared(ledger: Ledger, sequence: Sequence, row_begin: int, row_end: int) -> list[int]:
+    """Indices of the sequence's pages that rows [row_begin, row_end) lie in and that others hold too."""
+    first = row_begin // ledger.identity.page_rows
+    end = min(ledger.num_pages_for(row_end), len(sequence.pages))
+    return [index for index in range(first, end) if ledger.allocator.is_shared(sequence.pages[index])]

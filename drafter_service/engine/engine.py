@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from drafter_service.engine.batch import PlannedWrite, Runner, RunResult, commit, fail, plan_write
+from drafter_service.engine.batch import PlannedWrite, RoundCost, Runner, RunResult, commit, fail, plan_write
 from drafter_service.engine.ledger import Ledger
 from drafter_service.engine.operations import Answer, Call, InFlight, Outcome, Refusal, Write
 from drafter_service.engine.scheduler import Job, Scheduler
@@ -18,6 +18,9 @@ from specdraft.errors import Reason, SpecdraftError, make_error
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+DRAFT_SHARE = 0.1
+"""Weight of a new batch in the running cost of a draft."""
 
 IDLE_BEAT_S = 0.5
 """The heartbeat of an idle engine."""
@@ -68,6 +71,7 @@ class Engine:
         self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()
         self._stopping = False
+        self._draft_s = 0.0
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -169,7 +173,11 @@ class Engine:
             self._run_apart(planned)
             return
         num_rows = sum(len(plan.entry.tokens) for _, plan in planned)
-        self._observer.batch_run(len(planned), num_rows, self._clock() - began)
+        seconds = self._clock() - began
+        self._observer.batch_run(len(planned), num_rows, seconds)
+        num_steps = max(plan.entry.num_drafts for _, plan in planned)
+        if num_steps:
+            self._draft_s += DRAFT_SHARE * (seconds / num_steps - self._draft_s)
         for (job, plan), result in zip(planned, results, strict=True):
             self._commit(job, plan, result)
 
@@ -187,10 +195,17 @@ class Engine:
                 self._commit(job, plan, result)
 
     def _commit(self, job: Job, plan: PlannedWrite, result: RunResult) -> None:
-        answer = commit(self.ledger, plan, result)
+        answer = commit(self.ledger, plan, result, self._cost(job, plan))
+        plan.sequence.answered_at = self._clock()
         stop = (result.stop or plan.limit).name if plan.drafts else None
         self._observer.write_done(len(result.drafts), stop)
         self._finish(job, answer)
+
+    def _cost(self, job: Job, plan: PlannedWrite) -> RoundCost:
+        told = plan.drafts.verify_s if plan.drafts else None
+        answered_at = plan.sequence.answered_at
+        since_answer = job.call.submitted_at - answered_at if answered_at else 0.0
+        return RoundCost(self._draft_s, since_answer if told is None else told)
 
     def _guarded(self, job: Job, action: Callable[[Job], _T]) -> _T | Refusal:
         try:

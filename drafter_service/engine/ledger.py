@@ -1,8 +1,7 @@
-"""The books: sequences, carries and pages, and what every operation does to them. Pure; the engine thread owns it."""
+"""The books: sequences and pages, and what every operation but a write does to them. Pure; the engine thread owns it."""
 
 from __future__ import annotations
 
-import secrets
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,35 +9,34 @@ from typing import Protocol
 
 from drafter_service.engine.operations import (
     Answer,
+    CarryView,
     Close,
     CloseSession,
     Done,
+    Expire,
+    Fork,
     Free,
     Get,
     Install,
+    Listed,
+    ListCarries,
     NumberedOperation,
     Open,
     Opened,
     Operation,
+    Read,
     Take,
     Taken,
     Truncate,
     Viewed,
     Written,
 )
-from drafter_service.state import (
-    Carry,
-    CarryTable,
-    PageAllocator,
-    PagesExhausted,
-    Rows,
-    Sequence,
-    SequenceTable,
-)
+from drafter_service.engine.vault import CarryObserver, Vault, require_pages
+from drafter_service.state import Carry, PageAllocator, Sequence, SequenceTable
 from specdraft.errors import Reason, SpecdraftError, make_error
 
 
-class Observer(Protocol):
+class Observer(CarryObserver, Protocol):
     """What the books tell to whoever counts."""
 
     def round_judged(self, num_drafts: int, num_accepted: int) -> None:
@@ -49,9 +47,6 @@ class Observer(Protocol):
 
     def gap(self, outcome: str) -> None:
         """A write left a gap: "refused" or "declared"."""
-
-    def carry(self, outcome: str) -> None:
-        """A carry was "taken", "installed", "freed" or "lost"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +63,42 @@ class HeadIdentity:
 
 
 class Ledger:
-    """Sequences, carries and pages.
+    """Sequences and pages.
 
     Args:
         allocator: the pages.
         identity: the loaded head's.
-        observer: told of rounds, gaps and carries.
+        vault: the carries.
+        observer: told of rounds and gaps.
+        copy_page: copies all rows of a page to another.
     """
 
-    def __init__(self, allocator: PageAllocator, identity: HeadIdentity, observer: Observer) -> None:
+    def __init__(
+        self,
+        allocator: PageAllocator,
+        identity: HeadIdentity,
+        vault: Vault,
+        observer: Observer,
+        copy_page: Callable[[int, int], None],
+    ) -> None:
         self.allocator = allocator
         self.identity = identity
         self.sequences = SequenceTable()
-        self.carries = CarryTable()
+        self.vault = vault
         self.observer = observer
+        self.copy_page = copy_page
         self._handlers: Mapping[type[Operation], Callable[..., Answer]] = {
             Open: self._open,
+            Fork: self._fork,
             Get: self._get,
+            Read: self._read,
             Truncate: self._truncate,
             Close: self._close,
             Take: self._take,
             Install: self._install,
             Free: self._free,
+            ListCarries: self._list_carries,
+            Expire: self._expire,
             CloseSession: self._close_session,
         }
 
@@ -109,7 +118,8 @@ class Ledger:
 
     def settle(self, sequence: Sequence) -> None:
         """Gives back the pages that the sequence's rows do not need."""
-        needed = max(self.num_pages_for(sequence.rows.row_count), sequence.reserved_pages)
+        num_rows = sequence.rows.row_count + len(sequence.draft_rows)
+        needed = max(self.num_pages_for(num_rows), sequence.reserved_pages)
         surplus = sequence.pages[needed:]
         if surplus:
             del sequence.pages[needed:]
@@ -126,43 +136,71 @@ class Ledger:
             self.observer.round_unjudged()
         else:
             self.observer.round_judged(len(last.drafts), accepted)
+            if sequence.advice is not None:
+                sequence.advice.judged(len(last.drafts), accepted)
 
     def _open(self, operation: Open) -> Answer:
         known = self.sequences.opened_as(operation.session_id, operation.open_id)
         if known is not None:
             return Opened(known.sequence_id, known.view(), is_new=False)
+        sequence = self._new_sequence(operation)
+        if operation.reserve:
+            sequence.reserved_pages = self.num_pages_for(operation.max_keys)
+            sequence.pages.extend(require_pages(self.allocator, self.vault, sequence.reserved_pages))
+        self.sequences.add(sequence)
+        return Opened(sequence.sequence_id, sequence.view(), is_new=True)
+
+    def _new_sequence(self, operation: Open | Fork) -> Sequence:
         limit = operation.max_sequences
         if self.sequences.count(operation.session_id) >= limit:
             text = f"the session has {limit} sequences, which is the limit"
             raise make_error(Reason.SEQUENCES_EXHAUSTED, text, retry_delay_ms=1000, limit=limit)
-        sequence = Sequence(operation.sequence_id, operation.session_id, operation.open_id, operation.max_keys)
-        if operation.reserve:
-            sequence.reserved_pages = self.num_pages_for(operation.max_keys)
-            sequence.pages.extend(self.take_pages(sequence.reserved_pages))
+        return Sequence(
+            operation.new_id,
+            operation.session_id,
+            operation.open_id,
+            operation.max_keys,
+            keeps_drafts=operation.keeps_drafts,
+            advice=self.sequences.advice_of(operation.session_id),
+        )
+
+    def _fork(self, operation: Fork) -> Answer:
+        source = self.sequences.find(operation.session_id, operation.sequence_id)
+        known = self.sequences.opened_as(operation.session_id, operation.open_id)
+        if known is not None:
+            return Opened(known.sequence_id, known.view(), is_new=False)
+        rows = source.rows.below(operation.keep_keys_below)
+        if rows.last_key >= operation.max_keys:
+            raise past_limit(rows.last_key, operation.max_keys)
+        sequence = self._new_sequence(replace(operation, keeps_drafts=source.keeps_drafts))
+        num_full, num_left = divmod(rows.row_count, self.identity.page_rows)
+        # Whoever goes on writes into the last page: the fork gets a copy of it. Full pages are shared.
+        own = require_pages(self.allocator, self.vault, 1) if num_left else []
+        for page in own:
+            self.copy_page(source.pages[num_full], page)
+        shared = source.pages[:num_full]
+        self.allocator.retain(shared)
+        sequence.rows, sequence.pages = rows, shared + array("i", own)
+        if 0 <= source.first_approximate_key <= rows.last_key:
+            sequence.first_approximate_key = source.first_approximate_key
         self.sequences.add(sequence)
         return Opened(sequence.sequence_id, sequence.view(), is_new=True)
 
-    def take_pages(self, count: int) -> list[int]:
-        """Takes pages. Raises PAGES_EXHAUSTED."""
-        try:
-            return self.allocator.allocate(count)
-        except PagesExhausted as error:
-            raise make_error(
-                Reason.PAGES_EXHAUSTED,
-                f"{error.num_needed} more pages are needed and {error.num_free} are free",
-                retry_delay_ms=100,
-                needed=error.num_needed,
-                free=error.num_free,
-            ) from error
-
     def _get(self, operation: Get) -> Answer:
         return Viewed(self.sequences.find(operation.session_id, operation.sequence_id).view())
+
+    def _read(self, operation: Read) -> Answer:
+        sequence = self.sequences.find(operation.session_id, operation.sequence_id)
+        outcome = sequence.last_outcome
+        if operation.op != sequence.last_op or not isinstance(outcome, Written) or outcome.stop is None:
+            raise sequence.out_of_order(operation.op, f"the drafts of operation {operation.op} are not kept")
+        return outcome
 
     def _truncate(self, operation: Truncate, sequence: Sequence) -> Answer:
         last = sequence.last_round
         if last is not None and (operation.accepted_drafts is not None or operation.first_key < last.first_key):
             self.judge(sequence, -1, (), operation.accepted_drafts)
-        sequence.rows = sequence.rows.below(operation.first_key)
+        sequence.drop_rows(operation.first_key)
         self.settle(sequence)
         return Viewed(sequence.view())
 
@@ -173,16 +211,16 @@ class Ledger:
 
     def _take(self, operation: Take, sequence: Sequence) -> Answer:
         self.judge(sequence, -1, (), None)
-        rows, pages = sequence.rows, sequence.pages
         # What was reserved and holds no row stays with the sequence; otherwise the pages go as they are, in no time.
-        spare = pages[self.num_pages_for(rows.row_count) :]
+        pages = sequence.pages
+        spare = pages[self.num_pages_for(sequence.rows.row_count) :]
         if spare:
             del pages[-len(spare) :]
-        carry = Carry(secrets.token_bytes(16), operation.session_id, rows, pages, operation.label)
-        sequence.rows, sequence.pages, sequence.reserved_pages = Rows(), spare, len(spare)
-        self.carries.add(carry)
-        self.observer.carry("taken")
-        return Taken(carry.kv_id, rows.spans, operation.label, sequence.view())
+        carry = self.vault.put(operation.owner, sequence, pages, operation.label)
+        sequence.drop_rows(0)
+        sequence.pages, sequence.reserved_pages = spare, min(len(spare), sequence.reserved_pages)
+        self.settle(sequence)
+        return Taken(self._carry_view(carry), sequence.view())
 
     def _install(self, operation: Install, sequence: Sequence) -> Answer:
         if sequence.rows.row_count:
@@ -191,23 +229,19 @@ class Ledger:
                 f"the sequence holds rows up to key {sequence.rows.last_key}",
                 last_pair_key=sequence.rows.last_key,
             )
-        carry = self.carries.find(operation.session_id, operation.kv_id)
+        carry = self.vault.find(operation.owner, operation.kv_id)
         self._check_fingerprint(operation.fingerprint)
         keep = operation.keep_keys_below
         rows = carry.rows if keep is None else carry.rows.below(keep)
         if rows.last_key >= sequence.max_keys:
-            raise make_error(
-                Reason.POSITION_LIMIT,
-                f"the carry holds key {rows.last_key}, past the sequence's limit of {sequence.max_keys}",
-                key=rows.last_key,
-                limit=sequence.max_keys,
-            )
-        self.carries.remove(carry)
+            raise past_limit(rows.last_key, sequence.max_keys)
+        self.vault.release(carry)
         spare, sequence.pages = sequence.pages, carry.pages
         sequence.pages.extend(spare)
-        sequence.rows = rows
+        sequence.rows, sequence.first_approximate_key = rows, -1
+        if 0 <= carry.first_approximate_key <= rows.last_key:
+            sequence.first_approximate_key = carry.first_approximate_key
         self.settle(sequence)
-        self.observer.carry("installed")
         return Viewed(sequence.view())
 
     def _check_fingerprint(self, theirs: str) -> None:
@@ -222,22 +256,28 @@ class Ledger:
             )
 
     def _free(self, operation: Free) -> Answer:
-        carry = self.carries.find(operation.session_id, operation.kv_id)
-        self._give_up(carry, "freed")
+        self.vault.give_up(self.vault.find(operation.owner, operation.kv_id), "freed")
+        return Done()
+
+    def _list_carries(self, operation: ListCarries) -> Answer:
+        return Listed(tuple(self._carry_view(carry) for carry in self.vault.listed(operation.owner)))
+
+    def _expire(self, _: Expire) -> Answer:
+        self.vault.expire()
         return Done()
 
     def _close_session(self, operation: CloseSession) -> Answer:
         for sequence in self.sequences.of_session(operation.session_id):
             self.judge(sequence, -1, (), None)
             self._remove(sequence)
-        for carry in self.carries.of_session(operation.session_id):
-            self._give_up(carry, "lost")
+        # A carry under a key belongs to the key; those of the session itself are out of everybody's reach now.
+        for carry in self.vault.listed(operation.session_id):
+            self.vault.give_up(carry, "lost")
+        self.sequences.forget_session(operation.session_id)
         return Done()
 
-    def _give_up(self, carry: Carry, outcome: str) -> None:
-        self.carries.remove(carry)
-        self.allocator.release(carry.pages)
-        self.observer.carry(outcome)
+    def _carry_view(self, carry: Carry) -> CarryView:
+        return CarryView(carry.kv_id, carry.rows.spans, carry.label, self.vault.left_ms(carry))
 
     def _remove(self, sequence: Sequence) -> None:
         self.sequences.remove(sequence)
@@ -245,11 +285,16 @@ class Ledger:
         sequence.pages = array("i")
 
 
+def past_limit(key: int, limit: int) -> SpecdraftError:
+    """POSITION_LIMIT."""
+    return make_error(Reason.POSITION_LIMIT, f"pair {key} is past the limit of {limit}", key=key, limit=limit)
+
+
 def accept(sequence: Sequence, operation: NumberedOperation, answer: Answer) -> Answer:
     """Makes the operation the sequence's last one and keeps its answer for retries."""
     sequence.last_op = operation.op
     sequence.last_digest = operation.digest
-    if not isinstance(answer, Done):
+    if isinstance(answer, Written | Viewed | Taken):
         answer = replace(answer, view=sequence.view())
     sequence.last_outcome = answer
     return answer
@@ -267,5 +312,5 @@ def replayed(sequence: Sequence) -> Answer:
     outcome = sequence.last_outcome
     if isinstance(outcome, SpecdraftError):
         raise outcome
-    assert isinstance(outcome, Written | Viewed | Taken | Opened | Done), "only answers are stored"
+    assert isinstance(outcome, Written | Viewed | Taken | Done), "only answers are stored"
     return outcome

@@ -62,6 +62,7 @@ class WriteWish:
         hiddens: [len(tokens), hidden width], private to the service.
         allow_gap: whether a gap before first_key is declared.
         accepted_drafts: how many drafts of the last round the target accepted; None = not said.
+        verified_tokens: approximate rows: the tokens that the target found at the keys of the draft rows before first_key.
     """
 
     first_key: int
@@ -69,6 +70,7 @@ class WriteWish:
     hiddens: Tensor
     allow_gap: bool
     accepted_drafts: int | None
+    verified_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,17 @@ class DraftWish:
         num_drafts: K; 0 = only write.
         min_logprob: stop after the first draft below it; None = do not stop.
         masks: one for all drafts or one a draft, bool [1 or K, vocab]; None = everything is allowed.
+        recommend: whether to say how many drafts are worth asking for.
+        verify_s: how long the target's verify takes, in seconds; None = take the time since the last answer.
+        max_drafts: most drafts that may be recommended.
     """
 
     num_drafts: int
     min_logprob: float | None = None
     masks: Tensor | None = None
+    recommend: bool = False
+    verify_s: float | None = None
+    max_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +117,56 @@ class Open(Operation):
         max_keys: keys are < max_keys.
         reserve: whether to take the pages of all max_keys rows now.
         max_sequences: most sequences of the session.
+        keeps_drafts: the approximate rows policy.
     """
 
     open_id: bytes
     max_keys: int
     reserve: bool
     max_sequences: int
+    keeps_drafts: bool = False
+
+    @property
+    def new_id(self) -> bytes:
+        """Id for the new sequence."""
+        return self.sequence_id
+
+
+@dataclass(frozen=True, slots=True)
+class Fork(Operation):
+    """`ForkSequence`; sequence_id is the sequence to share from.
+
+    Attributes:
+        new_id: id for the new sequence.
+        open_id: as for Open.
+        keep_keys_below: the rows that are shared.
+        max_keys: as for Open.
+        max_sequences: as for Open.
+        keeps_drafts: as for Open; the fork has its source's.
+    """
+
+    new_id: bytes
+    open_id: bytes
+    keep_keys_below: int
+    max_keys: int
+    max_sequences: int
+    keeps_drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Get(Operation):
     """`GetSequence`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Operation):
+    """`ReadDrafts`.
+
+    Attributes:
+        op: the operation whose drafts are wanted.
+    """
+
+    op: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +186,22 @@ class Close(NumberedOperation):
 
 @dataclass(frozen=True, slots=True)
 class Take(NumberedOperation):
-    """`TakeKV`."""
+    """`TakeKV`.
 
+    Attributes:
+        owner: whose the carry is: the session's id, or the hash of its carry key.
+        label: the client's own name.
+    """
+
+    owner: bytes
     label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Install(NumberedOperation):
-    """`InstallKV`."""
+    """`InstallKV`; owner as for Take."""
 
+    owner: bytes
     kv_id: bytes
     keep_keys_below: int | None
     fingerprint: str
@@ -155,9 +209,22 @@ class Install(NumberedOperation):
 
 @dataclass(frozen=True, slots=True)
 class Free(Operation):
-    """`FreeKV`; sequence_id is empty."""
+    """`FreeKV`; sequence_id is empty, owner as for Take."""
 
+    owner: bytes
     kv_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ListCarries(Operation):
+    """The carries of an owner, for `OpenSession`; sequence_id is empty."""
+
+    owner: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Expire(Operation):
+    """Carries whose time is over go; session_id and sequence_id are empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +241,14 @@ class Written:
         drafts: d_1 .. d_n.
         logprobs: natural logarithms, one a draft.
         stop: why there are not more; None for a catch-up.
+        recommended: number of drafts worth asking for, if that was asked.
     """
 
     view: SequenceView
     drafts: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     stop: Stop | None = None
+    recommended: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +268,33 @@ class Viewed:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """Answer to Take."""
+class CarryView:
+    """A carry, as told to clients; left_ms is the time until it is given up."""
 
     kv_id: bytes
     ranges: tuple[KeySpan, ...]
     label: str
+    left_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Answer to Take."""
+
+    carry: CarryView
     view: SequenceView
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """Answer to ListCarries, the oldest first."""
+
+    carries: tuple[CarryView, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
-    """Answer to Close, Free, CloseSession."""
+    """Answer to Close, Free, Expire, CloseSession."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +310,7 @@ class Refusal:
     view: SequenceView | None
 
 
-Answer = Written | Opened | Viewed | Taken | Done
+Answer = Written | Opened | Viewed | Taken | Listed | Done
 Outcome = Answer | Refusal
 
 

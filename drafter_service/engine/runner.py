@@ -53,8 +53,9 @@ class EagerRunner:
         page_table = self._page_table(active) if active else torch.empty(0)
         while active:
             recycled = self._draft(active, inputs, page_table)
-            going = [position for position, chain in enumerate(active) if chain.goes_on]
-            if len(going) < len(active):
+            if not all(chain.goes_on for chain in active):
+                self._keep_last_drafts(active, recycled)
+                going = [position for position, chain in enumerate(active) if chain.goes_on]
                 active = [active[position] for position in going]
                 recycled, page_table = recycled[going], page_table[going]
             if active:
@@ -75,8 +76,14 @@ class EagerRunner:
         ends = torch.tensor([len(entry.tokens) for entry in entries]).cumsum(0) - 1
         return inputs[ends.to(device)]
 
+    def _keep_last_drafts(self, chains: Sequence[_Chain], recycled: Tensor) -> None:
+        """Writes the row of the last draft of each chain that has ended and whose drafts are kept."""
+        ended = [position for position, chain in enumerate(chains) if chain.owes_row]
+        if ended:
+            self._absorb_drafts([chains[position] for position in ended], recycled[ended])
+
     def _absorb_drafts(self, chains: Sequence[_Chain], recycled: Tensor) -> Tensor:
-        """Writes the scratch row of each chain's last draft; returns the layer's inputs, [B, H]."""
+        """Writes the row of each chain's last draft; returns the layer's inputs, [B, H]."""
         slots = [self._slots(chain.entry, chain.num_rows, chain.num_rows + 1) for chain in chains]
         for chain in chains:
             chain.key += 1
@@ -140,7 +147,7 @@ class EagerRunner:
         """Slots that hold live rows now and that the batch will write; None = no slot does."""
         slots = []
         for entry in entries:
-            end = min(entry.num_live_rows, entry.num_rows + max(entry.num_drafts - 1, 0))
+            end = min(entry.num_live_rows, entry.num_rows + entry.num_draft_rows)
             if end > entry.row_begin:
                 slots.append(self._slots(entry, entry.row_begin, end))
         return _joined(slots).to(self._head.device) if slots else None
@@ -168,6 +175,12 @@ class _Chain:
     def goes_on(self) -> bool:
         """Whether another draft is wanted."""
         return self.stop is None and len(self.drafts) < self.entry.num_drafts
+
+    @property
+    def owes_row(self) -> bool:
+        """Whether the chain has ended and its last draft needs a row all the same."""
+        rows_written = self.num_rows - self.entry.num_rows
+        return not self.goes_on and self.entry.keeps_drafts and rows_written < len(self.drafts)
 
     def add(self, draft: int, logprob: float) -> None:
         """Takes up the next draft; one without a probability is none, since everything is masked."""

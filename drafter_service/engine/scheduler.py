@@ -30,7 +30,10 @@ class Step:
 
 
 class Scheduler:
-    """Keeps operations of one sequence in order, and lets everything else share steps.
+    """Keeps operations of one sequence in order, lets everything else share steps, and treats sessions alike.
+
+    A step takes one job of each session in turn until it is full, so that a session that has sent much waits for
+    itself and not others for it. What has arrived goes together; nothing is waited for.
 
     Args:
         max_batch: most writes of one step.
@@ -40,64 +43,86 @@ class Scheduler:
     def __init__(self, max_batch: int, max_rows: int) -> None:
         self._max_batch = max_batch
         self._max_rows = max_rows
-        self._waiting: deque[Job] = deque()
+        self._waiting: dict[bytes, deque[Job]] = {}
+        self._num_waiting = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._num_waiting
 
     def add(self, call: Call) -> None:
         """Takes up the open operations of a call, in their order."""
-        self._waiting.extend(Job(call, index) for index in call.open_indices())
+        for index in call.open_indices():
+            job = Job(call, index)
+            self._waiting.setdefault(job.operation.session_id, deque()).append(job)
+            self._num_waiting += 1
 
     def next_step(self) -> Step:
-        """The longest prefix-fair step: each job goes in unless an earlier one that it must follow does not."""
-        step = Step()
-        held = _Held()
-        num_rows = 0
-        rest: deque[Job] = deque()
-        while self._waiting:
-            job = self._waiting.popleft()
-            operation = job.operation
-            if held.blocks(operation):
-                held.add(operation)
-                rest.append(job)
-            elif not isinstance(operation, Write):
-                held.add(operation)
-                step.bookkeeping.append(job)
-            else:
-                rows = _num_rows(operation)
-                full = len(step.writes) >= self._max_batch or (step.writes and num_rows + rows > self._max_rows)
-                held.add(operation)
-                if full:
-                    rest.append(job)
-                else:
-                    step.writes.append(job)
-                    num_rows += rows
-        self._waiting = rest
-        return step
+        """What can be done now: each job goes in unless the step is full or an earlier job must come first."""
+        room = _Room(self._max_batch, self._max_rows)
+        queues = list(self._waiting.items())
+        left: dict[bytes, deque[Job]] = {session: deque() for session, _ in queues}
+        held = {session: _Held() for session, _ in queues}
+        while queues:
+            for session, jobs in queues:
+                job = jobs.popleft()
+                if held[session].blocks(job.operation) or not room.take(job):
+                    left[session].append(job)
+                held[session].add(job.operation)
+            # A full step stops looking at further writes: what waits is looked at again in the next one.
+            queues = [(session, jobs) for session, jobs in queues if jobs]
+            if room.is_full:
+                for session, jobs in queues:
+                    left[session].extend(jobs)
+                break
+        # The session that came first goes last next time.
+        order = [*list(left)[1:], *list(left)[:1]]
+        self._waiting = {session: left[session] for session in order if left[session]}
+        self._num_waiting -= len(room.step.bookkeeping) + len(room.step.writes)
+        return room.step
+
+
+class _Room:
+    """A step, as it fills."""
+
+    def __init__(self, max_batch: int, max_rows: int) -> None:
+        self.step = Step()
+        self._max_batch = max_batch
+        self._max_rows = max_rows
+        self._num_rows = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.step.writes) >= self._max_batch or self._num_rows >= self._max_rows
+
+    def take(self, job: Job) -> bool:
+        operation = job.operation
+        if not isinstance(operation, Write):
+            self.step.bookkeeping.append(job)
+            return True
+        rows = len(getattr(operation.pairs, "tokens", ()))
+        if self.is_full or (self.step.writes and self._num_rows + rows > self._max_rows):
+            return False
+        self.step.writes.append(job)
+        self._num_rows += rows
+        return True
 
 
 class _Held:
-    """The sequences and sessions that a later job has to wait for: each has a job in this step or before the next."""
+    """What a later job of the session has to wait for: its sequence has a job in this step or before the next."""
 
     def __init__(self) -> None:
         self._sequences: set[bytes] = set()
-        self._busy_sessions: set[bytes] = set()
-        self._ending_sessions: set[bytes] = set()
+        self._is_busy = False
+        self._is_ending = False
 
     def blocks(self, operation: Operation) -> bool:
-        if operation.session_id in self._ending_sessions:
+        if self._is_ending:
             return True
         if isinstance(operation, CloseSession):
-            return operation.session_id in self._busy_sessions
+            return self._is_busy
         return bool(operation.sequence_id) and operation.sequence_id in self._sequences
 
     def add(self, operation: Operation) -> None:
-        if isinstance(operation, CloseSession):
-            self._ending_sessions.add(operation.session_id)
-        self._busy_sessions.add(operation.session_id)
+        self._is_ending = self._is_ending or isinstance(operation, CloseSession)
+        self._is_busy = True
         self._sequences.add(operation.sequence_id)
-
-
-def _num_rows(operation: Write) -> int:
-    return len(getattr(operation.pairs, "tokens", ()))

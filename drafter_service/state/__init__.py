@@ -1,5 +1,6 @@
 """What is remembered: pages, rows, sequences, carries, sessions. Knows neither heads nor messages."""
 
+from drafter_service.state.advice import Advice
 from drafter_service.state.carries import Carry, CarryTable
 from drafter_service.state.pages import PageAllocator, PagesExhausted
 from drafter_service.state.rows import KeySpan, Rows
@@ -7,6 +8,7 @@ from drafter_service.state.sequences import Round, Sequence, SequenceTable, Sequ
 from drafter_service.state.sessions import Agreement, Session, SessionTable
 
 __all__ = [
+    "Advice",
     "Agreement",
     "Carry",
     "CarryTable",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class PagesExhausted(Exception):
@@ -58,6 +58,14 @@ class PageAllocator:
             self._holders[page] -= 1
             if self._holders[page] == 0:
                 self._free.append(page)
+
+    def is_shared(self, page: int) -> bool:
+        """Whether a page has several holders, so that none of them may write it."""
+        return self._holders[page] > 1
+
+    def num_freed(self, releases: Mapping[int, int]) -> int:
+        """How many pages would be free if each lost as many holders as `releases` says."""
+        return sum(self._holders[page] == count for page, count in releases.items())
 
     def free_pages(self) -> tuple[int, ...]:
         """The free pages, for tests that poison them."""

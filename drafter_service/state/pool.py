@@ -56,6 +56,11 @@ class KvPool:
         self._rows(self._keys, layer).index_copy_(0, slots, keys.to(self.shape.dtype))
         self._rows(self._values, layer).index_copy_(0, slots, values.to(self.shape.dtype))
 
+    def copy_page(self, source: int, destination: int) -> None:
+        """Copies all rows of a page."""
+        for store in (self._keys, self._values):
+            store[:, destination] = store[:, source]
+
     def read(self, slots: Tensor) -> Tensor:
         """A copy of rows: slots int64 [N] -> [2, num_layers, N, num_kv_heads, head_dim]."""
         both = (self._keys, self._values)

@@ -6,18 +6,20 @@ from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from drafter_service.state.advice import Advice
 from drafter_service.state.rows import KeySpan, Rows
-from specdraft.errors import Reason, make_error
+from specdraft.errors import Reason, SpecdraftError, make_error
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """Where a sequence stands, as told to clients."""
+    """Where a sequence stands, as told to clients. Draft rows that wait for their verify are not counted."""
 
     last_op: int
     row_count: int
     last_pair_key: int
     ranges: tuple[KeySpan, ...]
+    first_approximate_key: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class Sequence:
         last_digest: digest of that operation's request.
         last_outcome: its answer, given again when it is retried.
         last_round: the last round, until it is judged.
+        keeps_drafts: the rows policy: whether accepted draft rows stay, as approximate rows.
+        draft_rows: tokens of the draft rows that lie behind `rows`, for the keys from rows.last_key + 1 on.
+        first_approximate_key: first key of `rows` whose row is approximate, -1 = none.
+        advice: what the session's acceptance says about draft counts; shared by its sequences.
+        answered_at: when its last proposal was answered, monotonic seconds; 0 = never.
     """
 
     sequence_id: bytes
@@ -82,10 +89,30 @@ class Sequence:
     last_digest: bytes = b""
     last_outcome: object = None
     last_round: Round | None = None
+    keeps_drafts: bool = False
+    draft_rows: tuple[int, ...] = ()
+    first_approximate_key: int = -1
+    advice: Advice | None = None
+    answered_at: float = 0.0
 
     def view(self) -> SequenceView:
         """Where it stands."""
-        return SequenceView(self.last_op, self.rows.row_count, self.rows.last_key, self.rows.spans)
+        rows = self.rows
+        return SequenceView(self.last_op, rows.row_count, rows.last_key, rows.spans, self.first_approximate_key)
+
+    def drop_rows(self, first_key: int) -> None:
+        """Drops the rows with keys >= first_key, and the draft rows."""
+        self.rows = self.rows.below(first_key)
+        self.draft_rows = ()
+        if self.first_approximate_key >= first_key:
+            self.first_approximate_key = -1
+
+    def adopt_drafts(self, rows: Rows) -> None:
+        """Takes over rows that `verified` made: draft rows among them are approximate from now on."""
+        if rows.last_key > self.rows.last_key and self.first_approximate_key < 0:
+            self.first_approximate_key = self.rows.last_key + 1
+        self.rows = rows
+        self.draft_rows = ()
 
     def is_replay(self, op: int, digest: bytes) -> bool:
         """Whether `op` is the last accepted operation again; False = it is the next one.
@@ -100,9 +127,13 @@ class Sequence:
             if digest != self.last_digest:
                 raise make_error(Reason.OP_REUSED, f"operation {op} was accepted with another request", op=op)
             return True
-        raise make_error(
+        raise self.out_of_order(op, f"operation {op} came after {self.last_op}; the next is {self.last_op + 1}")
+
+    def out_of_order(self, op: int, text: str) -> SpecdraftError:
+        """OP_OUT_OF_ORDER with all that a client needs to go on."""
+        return make_error(
             Reason.OP_OUT_OF_ORDER,
-            f"operation {op} came after {self.last_op}; the next is {self.last_op + 1}",
+            text,
             op=op,
             last_op=self.last_op,
             row_count=self.rows.row_count,
@@ -110,8 +141,45 @@ class Sequence:
             ranges=",".join(f"{span.begin}-{span.end}" for span in self.rows.spans),
         )
 
-    def check_write(self, first_key: int, num_pairs: int, *, allow_gap: bool) -> None:
+    def verified(self, first_key: int, verified_tokens: Seq[int]) -> Rows:
+        """The rows before first_key once the draft rows that were verified count as rows.
+
+        Args:
+            first_key: key of the write's first pair.
+            verified_tokens: what the target found at the keys from P on, P the first key after the rows.
+
+        Raises:
+            INVALID_FIELD: as many tokens as lie between P and first_key are needed, or none.
+            DRAFT_MISMATCH: a draft row was made from another token.
+        """
+        begin = self.rows.last_key + 1
+        if not verified_tokens:
+            return self.rows
+        if first_key != begin + len(verified_tokens) or len(verified_tokens) > len(self.draft_rows):
+            text = f"{len(verified_tokens)} verified tokens from key {begin} do not lead to first_key {first_key}"
+            expected = f"{min(max(first_key - begin, 0), len(self.draft_rows))} tokens"
+            raise make_error(
+                Reason.INVALID_FIELD, text, field="pairs.verified_tokens", value=len(verified_tokens), expected=expected
+            )
+        for place, (stored, given) in enumerate(zip(self.draft_rows, verified_tokens, strict=False)):
+            if stored != given:
+                raise make_error(
+                    Reason.DRAFT_MISMATCH,
+                    f"the draft row of key {begin + place} was made from token {stored}, the target has {given}",
+                    key=begin + place,
+                    stored=stored,
+                    given=given,
+                )
+        return self.rows.written(begin, len(verified_tokens))
+
+    def check_write(self, rows: Rows, first_key: int, num_pairs: int, *, allow_gap: bool) -> None:
         """Refuses pairs that do not follow.
+
+        Args:
+            rows: the rows before the write.
+            first_key: key of the first pair.
+            num_pairs: pairs.
+            allow_gap: whether a gap is declared.
 
         Raises:
             POSITION_LIMIT: a pair past the limit.
@@ -125,7 +193,7 @@ class Sequence:
                 key=last,
                 limit=self.max_keys,
             )
-        gap = self.rows.gap_before(first_key)
+        gap = rows.gap_before(first_key)
         if gap is not None and not allow_gap:
             raise make_error(
                 Reason.MISSING_ROWS,
@@ -143,6 +211,7 @@ class SequenceTable:
         self._by_id: dict[bytes, Sequence] = {}
         self._by_session: dict[bytes, dict[bytes, Sequence]] = {}
         self._by_open_id: dict[tuple[bytes, bytes], Sequence] = {}
+        self._advice: dict[bytes, Advice] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -172,6 +241,14 @@ class SequenceTable:
         del mine[sequence.sequence_id]
         if not mine:
             del self._by_session[sequence.session_id]
+
+    def advice_of(self, session_id: bytes) -> Advice:
+        """What the session's acceptance has said so far."""
+        return self._advice.setdefault(session_id, Advice())
+
+    def forget_session(self, session_id: bytes) -> None:
+        """Forgets what was learnt about a session; its sequences are gone already."""
+        self._advice.pop(session_id, None)
 
     def count(self, session_id: bytes) -> int:
         """How many sequences the session has."""

@@ -14,6 +14,7 @@ BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 STAGES = ("queue", "device", "reply")
 STOPS = ("COMPLETE", "NOT_ASKED", "CONFIDENCE", "GRAMMAR", "POSITION_LIMIT", "PAGES")
 SESSION_ENDS = ("closed", "expired", "shutdown")
+CARRY_ENDS = ("taken", "installed", "freed", "lost", "expired", "evicted")
 PAGE_STATES = ("free", "live", "carried")
 
 
@@ -36,7 +37,7 @@ class Metrics:
         ends = self._counter("sessions_ended", "Sessions that ended.", ("end_reason",))
         self._session_ends = {reason: ends.labels(reason) for reason in SESSION_ENDS}
         carries = self._counter("carries", "Carries by what became of them.", ("outcome",))
-        self._carries = {name: carries.labels(name) for name in ("taken", "installed", "freed", "lost")}
+        self._carries = {name: carries.labels(name) for name in CARRY_ENDS}
         gaps = self._counter("gaps", "Writes that would leave a gap.", ("outcome",))
         self._gaps = {name: gaps.labels(name) for name in ("refused", "declared")}
         stops = self._counter("stops", "Proposals by why drafting ended.", ("reason",))
@@ -110,7 +111,7 @@ class Metrics:
         self._gaps[outcome].inc()
 
     def carry(self, outcome: str) -> None:
-        """A carry was "taken", "installed", "freed" or "lost"."""
+        """A carry was "taken", "installed", "freed", "lost" with its session, "expired" or "evicted"."""
         self._carries[outcome].inc()
 
     def batch_run(self, num_entries: int, num_rows: int, seconds: float) -> None:

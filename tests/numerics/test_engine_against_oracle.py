@@ -134,9 +134,9 @@ class Orders(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9))
     def take(self, which: int) -> None:
         model = self.pick(which)
-        (taken,) = self.books.ask(ops.Take(SESSION, model.sequence_id, model.next_op(), b"", "turn"))
+        (taken,) = self.books.ask(ops.Take(SESSION, model.sequence_id, model.next_op(), b"", SESSION, "turn"))
         assert isinstance(taken, ops.Taken)
-        self.carries.append((taken.kv_id, model.pairs))
+        self.carries.append((taken.carry.kv_id, model.pairs))
         model.pairs, model.drafts = {}, ()
 
     @precondition(lambda self: self.models and self.carries)
@@ -144,7 +144,7 @@ class Orders(RuleBasedStateMachine):
     def install(self, which: int, carry: int, keep: int | None) -> None:
         model = self.pick(which)
         kv_id, pairs = self.carries[carry % len(self.carries)]
-        install = ops.Install(SESSION, model.sequence_id, model.op + 1, b"", kv_id, keep, "")
+        install = ops.Install(SESSION, model.sequence_id, model.op + 1, b"", SESSION, kv_id, keep, "")
         (outcome,) = self.books.ask(install)
         if model.pairs:
             assert isinstance(outcome, ops.Refusal)

@@ -51,10 +51,10 @@ def test_rewinding_and_growing_within_a_reservation_moves_no_page(books: Books) 
 def test_a_carry_takes_the_pages_of_its_rows_and_leaves_the_rest_reserved(books: Books) -> None:
     sequence_id, _ = reserve(books, 40)
     books.ask(write(sequence_id, 1, 0, [1] * 9, rows(books, 9)))
-    (taken,) = books.ask(ops.Take(SESSION, sequence_id, 2, b"", ""))
-    assert books.ledger.carries.num_pages == 3
+    (taken,) = books.ask(ops.Take(SESSION, sequence_id, 2, b"", SESSION, ""))
+    assert books.ledger.vault.carries.num_pages == 3
     assert len(books.ledger.sequences.find(SESSION, sequence_id).pages) == 7
-    (installed,) = books.ask(ops.Install(SESSION, sequence_id, 3, b"", taken.kv_id, None, ""))
+    (installed,) = books.ask(ops.Install(SESSION, sequence_id, 3, b"", SESSION, taken.carry.kv_id, None, ""))
     assert installed.view.row_count == 9
     books.ask(ops.CloseSession(SESSION, b""))
     assert books.allocator.num_free == 12

@@ -40,12 +40,32 @@ def test_a_batch_ends_at_its_entries_or_rows_whichever_comes_first() -> None:
 
 
 def test_bookkeeping_waits_for_an_earlier_write_of_its_sequence_only() -> None:
-    scheduler = Scheduler(max_batch=1, max_rows=10)
+    scheduler = Scheduler(max_batch=3, max_rows=10)
     get_1, get_2 = ops.Get(b"s", bytes([1])), ops.Get(b"s", bytes([2]))
     scheduler.add(call(write(9), write(1), get_1, get_2))
-    assert taken(scheduler.next_step()) == [get_2, write(9)]
-    assert taken(scheduler.next_step()) == [write(1)]
+    assert taken(scheduler.next_step()) == [get_2, write(9), write(1)]
     assert taken(scheduler.next_step()) == [get_1]
+
+
+def test_a_flooding_session_delays_others_by_no_more_than_a_step() -> None:
+    scheduler = Scheduler(max_batch=4, max_rows=100)
+    scheduler.add(call(*(write(number % 250, number // 250 + 1) for number in range(1000))))
+    quiet = [write(1, session=b"quiet"), write(2, session=b"quiet")]
+    scheduler.add(call(*quiet))
+    first = taken(scheduler.next_step())
+    assert [operation in first for operation in quiet] == [True, True]
+    scheduler.add(call(write(3, session=b"quiet")))
+    assert write(3, session=b"quiet") in taken(scheduler.next_step())
+
+
+def test_sessions_take_turns_when_a_step_has_no_room_for_all() -> None:
+    scheduler = Scheduler(max_batch=1, max_rows=100)
+    sessions = [bytes([number]) for number in range(5)]
+    for session in sessions:
+        scheduler.add(call(write(1, 1, session=session), write(2, 1, session=session)))
+    served = [taken(scheduler.next_step())[0].session_id for _ in range(10)]
+    assert sorted(served[:5]) == sessions
+    assert sorted(served[5:]) == sessions
 
 
 def test_the_end_of_a_session_waits_for_what_came_before_and_holds_what_comes_after() -> None:

@@ -889,9 +889,12 @@ type Pairs struct {
 	// Per pair 1 or 3 rotary positions, for multimodal targets. Not built yet.
 	RopePositions []uint32 `protobuf:"varint,5,rep,packed,name=rope_positions,json=ropePositions,proto3" json:"rope_positions,omitempty"`
 	// Per pair the embedding to use instead of the token's, for multimodal targets. Not built yet.
-	Embeddings    *TensorRef `protobuf:"bytes,6,opt,name=embeddings,proto3" json:"embeddings,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Embeddings *TensorRef `protobuf:"bytes,6,opt,name=embeddings,proto3" json:"embeddings,omitempty"`
+	// Rows policy APPROXIMATE: the verified tokens of the keys from P up to first_key (t_{P+1} ..), where P is the first
+	// key after the last exact pair. Must equal the stored drafts (`DRAFT_MISMATCH`); their rows become approximate rows.
+	VerifiedTokens []uint32 `protobuf:"varint,7,rep,packed,name=verified_tokens,json=verifiedTokens,proto3" json:"verified_tokens,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Pairs) Reset() {
@@ -962,6 +965,13 @@ func (x *Pairs) GetRopePositions() []uint32 {
 func (x *Pairs) GetEmbeddings() *TensorRef {
 	if x != nil {
 		return x.Embeddings
+	}
+	return nil
+}
+
+func (x *Pairs) GetVerifiedTokens() []uint32 {
+	if x != nil {
+		return x.VerifiedTokens
 	}
 	return nil
 }
@@ -1323,7 +1333,12 @@ type ProposeEntry struct {
 	// Which ids the drafts may be.
 	Mask *GrammarMask `protobuf:"bytes,7,opt,name=mask,proto3" json:"mask,omitempty"`
 	// Arena slot that receives the outputs too. Not set = none.
-	OutputSlot    *uint32 `protobuf:"varint,8,opt,name=output_slot,json=outputSlot,proto3,oneof" json:"output_slot,omitempty"`
+	OutputSlot *uint32 `protobuf:"varint,8,opt,name=output_slot,json=outputSlot,proto3,oneof" json:"output_slot,omitempty"`
+	// Answer `recommended_drafts` too.
+	Recommend bool `protobuf:"varint,9,opt,name=recommend,proto3" json:"recommend,omitempty"`
+	// How long the target's verify takes, in microseconds, for `recommended_drafts`. Not set = the service takes the time
+	// from its last answer to this request.
+	VerifyUs      *uint32 `protobuf:"varint,10,opt,name=verify_us,json=verifyUs,proto3,oneof" json:"verify_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1414,11 +1429,30 @@ func (x *ProposeEntry) GetOutputSlot() uint32 {
 	return 0
 }
 
+func (x *ProposeEntry) GetRecommend() bool {
+	if x != nil {
+		return x.Recommend
+	}
+	return false
+}
+
+func (x *ProposeEntry) GetVerifyUs() uint32 {
+	if x != nil && x.VerifyUs != nil {
+		return *x.VerifyUs
+	}
+	return 0
+}
+
 // Allowed ids as bits: id is allowed when bit id % 32 of word id / 32 is set.
 type GrammarMask struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// [W] words for all drafts or [K, W], one row a draft; W = ceil(vocab_size / 32).
-	Words         []uint32 `protobuf:"fixed32,1,rep,packed,name=words,proto3" json:"words,omitempty"`
+	// [W] words for all drafts or [K, W], one row a draft; W = ceil(vocab_size / 32). Empty = the mask is in the arena.
+	Words []uint32 `protobuf:"fixed32,1,rep,packed,name=words,proto3" json:"words,omitempty"`
+	// The `mask` field of this arena slot holds `arena_row_count` rows of W words, 4-byte aligned, one after the other.
+	// The session must have asked for masks (`OpenSessionRequest.with_masks`). Used when `words` is empty.
+	ArenaSlot *uint32 `protobuf:"varint,2,opt,name=arena_slot,json=arenaSlot,proto3,oneof" json:"arena_slot,omitempty"`
+	// 1, or draft_count.
+	ArenaRowCount uint32 `protobuf:"varint,3,opt,name=arena_row_count,json=arenaRowCount,proto3" json:"arena_row_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1458,6 +1492,20 @@ func (x *GrammarMask) GetWords() []uint32 {
 		return x.Words
 	}
 	return nil
+}
+
+func (x *GrammarMask) GetArenaSlot() uint32 {
+	if x != nil && x.ArenaSlot != nil {
+		return *x.ArenaSlot
+	}
+	return 0
+}
+
+func (x *GrammarMask) GetArenaRowCount() uint32 {
+	if x != nil {
+		return x.ArenaRowCount
+	}
+	return 0
 }
 
 // How each entry went, in the order of the request.
@@ -1518,9 +1566,12 @@ type ProposeResult struct {
 	// Log-probability of each draft (natural logarithm, over the draft vocabulary after masking).
 	Logprobs []float32 `protobuf:"fixed32,4,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
 	// Why there are not more.
-	StopReason    StopReason `protobuf:"varint,5,opt,name=stop_reason,json=stopReason,proto3,enum=specdraft.v1.StopReason" json:"stop_reason,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	StopReason StopReason `protobuf:"varint,5,opt,name=stop_reason,json=stopReason,proto3,enum=specdraft.v1.StopReason" json:"stop_reason,omitempty"`
+	// If asked for: the number of drafts with which the most tokens a second are to be expected, from the acceptance seen
+	// in this session, the cost of a draft and the time of a verify. Advice; 0 = do not draft now.
+	RecommendedDrafts *uint32 `protobuf:"varint,6,opt,name=recommended_drafts,json=recommendedDrafts,proto3,oneof" json:"recommended_drafts,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ProposeResult) Reset() {
@@ -1588,12 +1639,19 @@ func (x *ProposeResult) GetStopReason() StopReason {
 	return StopReason_STOP_REASON_UNSPECIFIED
 }
 
+func (x *ProposeResult) GetRecommendedDrafts() uint32 {
+	if x != nil && x.RecommendedDrafts != nil {
+		return *x.RecommendedDrafts
+	}
+	return 0
+}
+
 // Asks for the drafts of the last round.
 type ReadDraftsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sequence, 16 bytes.
 	SequenceId []byte `protobuf:"bytes,1,opt,name=sequence_id,json=sequenceId,proto3" json:"sequence_id,omitempty"`
-	// The operation whose drafts are wanted; another one has taken their place otherwise.
+	// The operation whose drafts are wanted. Only the last accepted operation's are kept (`OP_OUT_OF_ORDER`).
 	Op uint64 `protobuf:"varint,2,opt,name=op,proto3" json:"op,omitempty"`
 	// Whether to send the embedding of the last draft.
 	WithLastEmbedding bool `protobuf:"varint,3,opt,name=with_last_embedding,json=withLastEmbedding,proto3" json:"with_last_embedding,omitempty"`
@@ -2765,7 +2823,7 @@ const file_specdraft_v1_drafter_proto_rawDesc = "" +
 	"\x02op\x18\x02 \x01(\x04R\x02op\x12,\n" +
 	"\x0faccepted_drafts\x18\x03 \x01(\rH\x00R\x0eacceptedDrafts\x88\x01\x01B\x12\n" +
 	"\x10_accepted_drafts\"\x17\n" +
-	"\x15CloseSequenceResponse\"\xec\x01\n" +
+	"\x15CloseSequenceResponse\"\x95\x02\n" +
 	"\x05Pairs\x12\x1b\n" +
 	"\tfirst_key\x18\x01 \x01(\x03R\bfirstKey\x12\x16\n" +
 	"\x06tokens\x18\x02 \x03(\rR\x06tokens\x121\n" +
@@ -2774,7 +2832,8 @@ const file_specdraft_v1_drafter_proto_rawDesc = "" +
 	"\x0erope_positions\x18\x05 \x03(\rR\rropePositions\x127\n" +
 	"\n" +
 	"embeddings\x18\x06 \x01(\v2\x17.specdraft.v1.TensorRefR\n" +
-	"embeddings\"F\n" +
+	"embeddings\x12'\n" +
+	"\x0fverified_tokens\x18\a \x03(\rR\x0everifiedTokens\"F\n" +
 	"\x0eCatchupRequest\x124\n" +
 	"\aentries\x18\x01 \x03(\v2\x1a.specdraft.v1.CatchupEntryR\aentries\"\xac\x01\n" +
 	"\fCatchupEntry\x12\x1f\n" +
@@ -2797,7 +2856,7 @@ const file_specdraft_v1_drafter_proto_rawDesc = "" +
 	"LaneTicket\x12\x12\n" +
 	"\x04lane\x18\x01 \x01(\rR\x04lane\x12\x16\n" +
 	"\x06ticket\x18\x02 \x01(\x04R\x06ticket\x12(\n" +
-	"\x10ready_timeout_ms\x18\x03 \x01(\rR\x0ereadyTimeoutMs\"\xe8\x02\n" +
+	"\x10ready_timeout_ms\x18\x03 \x01(\rR\x0ereadyTimeoutMs\"\xb6\x03\n" +
 	"\fProposeEntry\x12\x1f\n" +
 	"\vsequence_id\x18\x01 \x01(\fR\n" +
 	"sequenceId\x12\x0e\n" +
@@ -2810,21 +2869,32 @@ const file_specdraft_v1_drafter_proto_rawDesc = "" +
 	"minLogprob\x88\x01\x01\x12-\n" +
 	"\x04mask\x18\a \x01(\v2\x19.specdraft.v1.GrammarMaskR\x04mask\x12$\n" +
 	"\voutput_slot\x18\b \x01(\rH\x02R\n" +
-	"outputSlot\x88\x01\x01B\x12\n" +
+	"outputSlot\x88\x01\x01\x12\x1c\n" +
+	"\trecommend\x18\t \x01(\bR\trecommend\x12 \n" +
+	"\tverify_us\x18\n" +
+	" \x01(\rH\x03R\bverifyUs\x88\x01\x01B\x12\n" +
 	"\x10_accepted_draftsB\x0e\n" +
 	"\f_min_logprobB\x0e\n" +
-	"\f_output_slot\"#\n" +
+	"\f_output_slotB\f\n" +
+	"\n" +
+	"_verify_us\"~\n" +
 	"\vGrammarMask\x12\x14\n" +
-	"\x05words\x18\x01 \x03(\aR\x05words\"H\n" +
+	"\x05words\x18\x01 \x03(\aR\x05words\x12\"\n" +
+	"\n" +
+	"arena_slot\x18\x02 \x01(\rH\x00R\tarenaSlot\x88\x01\x01\x12&\n" +
+	"\x0farena_row_count\x18\x03 \x01(\rR\rarenaRowCountB\r\n" +
+	"\v_arena_slot\"H\n" +
 	"\x0fProposeResponse\x125\n" +
-	"\aresults\x18\x01 \x03(\v2\x1b.specdraft.v1.ProposeResultR\aresults\"\xe4\x01\n" +
+	"\aresults\x18\x01 \x03(\v2\x1b.specdraft.v1.ProposeResultR\aresults\"\xaf\x02\n" +
 	"\rProposeResult\x121\n" +
 	"\x06status\x18\x01 \x01(\v2\x19.specdraft.v1.EntryStatusR\x06status\x121\n" +
 	"\x05state\x18\x02 \x01(\v2\x1b.specdraft.v1.SequenceStateR\x05state\x12\x16\n" +
 	"\x06drafts\x18\x03 \x03(\rR\x06drafts\x12\x1a\n" +
 	"\blogprobs\x18\x04 \x03(\x02R\blogprobs\x129\n" +
 	"\vstop_reason\x18\x05 \x01(\x0e2\x18.specdraft.v1.StopReasonR\n" +
-	"stopReason\"t\n" +
+	"stopReason\x122\n" +
+	"\x12recommended_drafts\x18\x06 \x01(\rH\x00R\x11recommendedDrafts\x88\x01\x01B\x15\n" +
+	"\x13_recommended_drafts\"t\n" +
 	"\x11ReadDraftsRequest\x12\x1f\n" +
 	"\vsequence_id\x18\x01 \x01(\fR\n" +
 	"sequenceId\x12\x0e\n" +
@@ -3123,6 +3193,8 @@ func file_specdraft_v1_drafter_proto_init() {
 	file_specdraft_v1_drafter_proto_msgTypes[10].OneofWrappers = []any{}
 	file_specdraft_v1_drafter_proto_msgTypes[14].OneofWrappers = []any{}
 	file_specdraft_v1_drafter_proto_msgTypes[19].OneofWrappers = []any{}
+	file_specdraft_v1_drafter_proto_msgTypes[20].OneofWrappers = []any{}
+	file_specdraft_v1_drafter_proto_msgTypes[22].OneofWrappers = []any{}
 	file_specdraft_v1_drafter_proto_msgTypes[28].OneofWrappers = []any{}
 	file_specdraft_v1_drafter_proto_msgTypes[32].OneofWrappers = []any{
 		(*DriveRequest_Propose)(nil),

@@ -155,20 +155,22 @@ class CloseSequenceResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Pairs(_message.Message):
-    __slots__ = ("first_key", "tokens", "hiddens", "allow_gap", "rope_positions", "embeddings")
+    __slots__ = ("first_key", "tokens", "hiddens", "allow_gap", "rope_positions", "embeddings", "verified_tokens")
     FIRST_KEY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     HIDDENS_FIELD_NUMBER: _ClassVar[int]
     ALLOW_GAP_FIELD_NUMBER: _ClassVar[int]
     ROPE_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     first_key: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     hiddens: _tensor_pb2.TensorRef
     allow_gap: bool
     rope_positions: _containers.RepeatedScalarFieldContainer[int]
     embeddings: _tensor_pb2.TensorRef
-    def __init__(self, first_key: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., hiddens: _Optional[_Union[_tensor_pb2.TensorRef, _Mapping]] = ..., allow_gap: bool = ..., rope_positions: _Optional[_Iterable[int]] = ..., embeddings: _Optional[_Union[_tensor_pb2.TensorRef, _Mapping]] = ...) -> None: ...
+    verified_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first_key: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., hiddens: _Optional[_Union[_tensor_pb2.TensorRef, _Mapping]] = ..., allow_gap: bool = ..., rope_positions: _Optional[_Iterable[int]] = ..., embeddings: _Optional[_Union[_tensor_pb2.TensorRef, _Mapping]] = ..., verified_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CatchupRequest(_message.Message):
     __slots__ = ("entries",)
@@ -221,7 +223,7 @@ class LaneTicket(_message.Message):
     def __init__(self, lane: _Optional[int] = ..., ticket: _Optional[int] = ..., ready_timeout_ms: _Optional[int] = ...) -> None: ...
 
 class ProposeEntry(_message.Message):
-    __slots__ = ("sequence_id", "op", "pairs", "draft_count", "accepted_drafts", "min_logprob", "mask", "output_slot")
+    __slots__ = ("sequence_id", "op", "pairs", "draft_count", "accepted_drafts", "min_logprob", "mask", "output_slot", "recommend", "verify_us")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     OP_FIELD_NUMBER: _ClassVar[int]
     PAIRS_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +232,8 @@ class ProposeEntry(_message.Message):
     MIN_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     MASK_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_SLOT_FIELD_NUMBER: _ClassVar[int]
+    RECOMMEND_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_US_FIELD_NUMBER: _ClassVar[int]
     sequence_id: bytes
     op: int
     pairs: Pairs
@@ -238,13 +242,19 @@ class ProposeEntry(_message.Message):
     min_logprob: float
     mask: GrammarMask
     output_slot: int
-    def __init__(self, sequence_id: _Optional[bytes] = ..., op: _Optional[int] = ..., pairs: _Optional[_Union[Pairs, _Mapping]] = ..., draft_count: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., min_logprob: _Optional[float] = ..., mask: _Optional[_Union[GrammarMask, _Mapping]] = ..., output_slot: _Optional[int] = ...) -> None: ...
+    recommend: bool
+    verify_us: int
+    def __init__(self, sequence_id: _Optional[bytes] = ..., op: _Optional[int] = ..., pairs: _Optional[_Union[Pairs, _Mapping]] = ..., draft_count: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., min_logprob: _Optional[float] = ..., mask: _Optional[_Union[GrammarMask, _Mapping]] = ..., output_slot: _Optional[int] = ..., recommend: bool = ..., verify_us: _Optional[int] = ...) -> None: ...
 
 class GrammarMask(_message.Message):
-    __slots__ = ("words",)
+    __slots__ = ("words", "arena_slot", "arena_row_count")
     WORDS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_SLOT_FIELD_NUMBER: _ClassVar[int]
+    ARENA_ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
     words: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, words: _Optional[_Iterable[int]] = ...) -> None: ...
+    arena_slot: int
+    arena_row_count: int
+    def __init__(self, words: _Optional[_Iterable[int]] = ..., arena_slot: _Optional[int] = ..., arena_row_count: _Optional[int] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
     __slots__ = ("results",)
@@ -253,18 +263,20 @@ class ProposeResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[ProposeResult, _Mapping]]] = ...) -> None: ...
 
 class ProposeResult(_message.Message):
-    __slots__ = ("status", "state", "drafts", "logprobs", "stop_reason")
+    __slots__ = ("status", "state", "drafts", "logprobs", "stop_reason", "recommended_drafts")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    RECOMMENDED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     status: EntryStatus
     state: SequenceState
     drafts: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     stop_reason: StopReason
-    def __init__(self, status: _Optional[_Union[EntryStatus, _Mapping]] = ..., state: _Optional[_Union[SequenceState, _Mapping]] = ..., drafts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ...) -> None: ...
+    recommended_drafts: int
+    def __init__(self, status: _Optional[_Union[EntryStatus, _Mapping]] = ..., state: _Optional[_Union[SequenceState, _Mapping]] = ..., drafts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ..., recommended_drafts: _Optional[int] = ...) -> None: ...
 
 class ReadDraftsRequest(_message.Message):
     __slots__ = ("sequence_id", "op", "with_last_embedding")
