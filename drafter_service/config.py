@@ -86,6 +86,8 @@ class ServiceConfig:
     kv_bytes: int = _setting(0, "KV pool, for example 4GiB; required on a GPU, 0 = 256MiB on a CPU", parse_bytes)
     arena_bytes: int = _setting(256 * MIB, "most shared memory of one session", parse_bytes)
     message_bytes: int = _setting(4 * MIB, "largest message in either direction", parse_bytes)
+    carry_ttl_s: float = _setting(300.0, "a carry is given up after this", float)
+    carry_share: float = _setting(0.5, "most of the KV pool that carries may hold before the oldest ones go", float)
     lease_s: float = _setting(30.0, "a session ends this long after its last call", float)
     grace_s: float = _setting(5.0, "... and this long after its stream broke", float)
     drain_s: float = _setting(20.0, "most time between SIGTERM and the end", float)

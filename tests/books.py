@@ -51,7 +51,12 @@ class Books:
     """
 
     def __init__(
-        self, head: MtpHead, num_pages: int = 64, page_rows: int = 4, max_batch: int = 8, limits: CarryLimits | None = None
+        self,
+        head: MtpHead,
+        num_pages: int = 64,
+        page_rows: int = 4,
+        max_batch: int = 8,
+        limits: CarryLimits | None = None,
     ) -> None:
         layout = head.kv_layout()
         shape = PoolShape(layout.num_layers, page_rows, layout.num_kv_heads, layout.head_dim, layout.dtype)

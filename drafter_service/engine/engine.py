@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from drafter_service.engine.batch import PlannedWrite, RoundCost, Runner, RunResult, commit, fail, plan_write
 from drafter_service.engine.ledger import Ledger
-from drafter_service.engine.operations import Answer, Call, InFlight, Outcome, Refusal, Write
+from drafter_service.engine.operations import Answer, Call, InFlight, Operation, Outcome, Refusal, Write
 from drafter_service.engine.scheduler import Job, Scheduler
 from drafter_service.state import SequenceView
 from specdraft.errors import Reason, SpecdraftError, make_error
@@ -97,6 +97,17 @@ class Engine:
                 return
         for index in call.open_indices():
             self._finish(Job(call, index), Refusal(draining(), None))
+
+    def ask(self, operation: Operation, timeout_s: float) -> Outcome:
+        """Asks for one operation and waits for its outcome. Raises TIMEOUT."""
+        outcomes: queue.SimpleQueue[list[Outcome]] = queue.SimpleQueue()
+        now = self._clock()
+        self.submit(Call([operation], now, now + timeout_s, outcomes.put))
+        try:
+            (outcome,) = outcomes.get(timeout=timeout_s)
+        except queue.Empty:
+            raise make_error(Reason.TIMEOUT, f"the engine did not answer within {timeout_s:g} s") from None
+        return outcome
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Finishes what was accepted, then ends the thread. What comes later is refused.

@@ -1,4 +1,4 @@
-"""The books: sequences and pages, and what every operation but a write does to them. Pure; the engine thread owns it."""
+"""The books: sequences and pages, and what every operation but a write does to them. Pure; one thread owns them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from drafter_service.engine.operations import (
     Free,
     Get,
     Install,
-    Listed,
     ListCarries,
+    Listed,
     NumberedOperation,
     Open,
     Opened,

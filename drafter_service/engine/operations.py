@@ -62,7 +62,7 @@ class WriteWish:
         hiddens: [len(tokens), hidden width], private to the service.
         allow_gap: whether a gap before first_key is declared.
         accepted_drafts: how many drafts of the last round the target accepted; None = not said.
-        verified_tokens: approximate rows: the tokens that the target found at the keys of the draft rows before first_key.
+        verified_tokens: approximate rows: what the target found at the keys of the draft rows before first_key.
     """
 
     first_key: int

@@ -39,14 +39,14 @@ def hidden_rows(data: bytes | bytearray, dtype: str, width: int) -> Tensor:
     return rows
 
 
-def mask_rows(words: list[int], vocab_size: int) -> Tensor:
+def mask_rows(words: Tensor, vocab_size: int) -> Tensor:
     """Grammar mask words as bool [rows, vocab_size]; bit id % 32 of word id // 32 allows id.
 
     Args:
-        words: unsigned, a multiple of ceil(vocab_size / 32).
+        words: int64, unsigned values, a multiple of ceil(vocab_size / 32).
         vocab_size: ids.
     """
-    packed = torch.tensor(words, dtype=torch.int64).view(-1, -(-vocab_size // 32), 1)
+    packed = words.view(-1, -(-vocab_size // 32), 1)
     bits = (packed >> torch.arange(32)) & 1
     return bits.flatten(1)[:, :vocab_size].bool()
 

@@ -226,7 +226,7 @@ class Service:
     def _watch(self) -> None:
         assert self.assembly is not None, "called once it is there"
         ledger, sessions = self.assembly.engine.ledger, self.assembly.sessions
-        allocator, carries = ledger.allocator, ledger.carries
+        allocator, carries = ledger.allocator, ledger.vault.carries
         self.metrics.watch(
             {"sessions": lambda: len(sessions), "sequences": lambda: len(ledger.sequences)},
             {
@@ -271,6 +271,7 @@ class Service:
             for session in self.assembly.sessions.pop_expired():
                 self._servicer.end_session(session, "expired")
             self._servicer.cut_streams()
+            self._servicer.expire_carries()
             self._health.check()
         for session in self.assembly.sessions.pop_all():
             self._servicer.end_session(session, "shutdown")

@@ -13,6 +13,7 @@ from drafter_service.engine import Engine, HeadIdentity, Ledger, Scheduler
 from drafter_service.engine.batch import Runner
 from drafter_service.engine.operations import InFlight
 from drafter_service.engine.runner import EagerRunner
+from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.heads import HeadPlan, MtpHead, load_planned_head
 from drafter_service.memory import DescriptorServer
 from drafter_service.memory.hiddens import embedding_bytes
@@ -104,14 +105,17 @@ def assemble(
     head = load_planned_head(plan, device)
     pool = _pool(config, head, device)
     identity = HeadIdentity(head.fingerprint, config.page_rows)
-    ledger = Ledger(PageAllocator(pool.num_pages), identity, metrics)
+    allocator = PageAllocator(pool.num_pages)
+    limits = CarryLimits(config.carry_ttl_s, int(config.carry_share * pool.num_pages))
+    vault = Vault(allocator, limits, metrics, clock)
+    ledger = Ledger(allocator, identity, vault, metrics, pool.copy_page)
     scheduler = Scheduler(config.max_batch, config.prefill_rows)
     runner = wrap_runner(EagerRunner(head, pool))
     engine = Engine(ledger, scheduler, runner, in_flight=InFlight(config.max_in_flight), observer=metrics, clock=clock)
     assembly = Assembly(config, head, pool, engine, metrics=metrics, clock=clock)
     engine.start()
     try:
-        self_test(engine, head, clock)
+        self_test(engine, head)
     except SelfTestError as error:
         engine.stop()
         raise ConfigError(str(error)) from error

@@ -79,6 +79,8 @@ class Calls:
             pb.TakeKVRequest: (decoder.take_kv, _plain(take_kv)),
             pb.InstallKVRequest: (decoder.install_kv, _plain(encoding.install_kv_response)),
             pb.FreeKVRequest: (decoder.free_kv, _plain(encoding.free_kv_response)),
+            pb.ForkSequenceRequest: (decoder.fork_sequence, _plain(encoding.fork_sequence_response)),
+            pb.ReadDraftsRequest: (decoder.read_drafts, self._read_drafts_response),
         }
 
     def begin(self, session: Session, request: Message, deadline: float, on_done: Callable[[Answerable], None]) -> None:
@@ -129,6 +131,13 @@ class Calls:
             if isinstance(outcome, ops.Refusal) and outcome.error.reason:
                 self._metrics.error(outcome.error.reason)
         return encode(session, request, outcomes)
+
+    def _read_drafts_response(self, session: Session, request: Message, outcomes: Sequence[ops.Outcome]) -> Message:
+        assert isinstance(request, pb.ReadDraftsRequest), "kinds say so"
+        drafts = encoding.read_drafts(outcomes).drafts
+        wanted = request.with_last_embedding and drafts
+        embedding = self._embed(drafts[-1], session.agreement.hidden_dtype) if wanted else b""
+        return encoding.read_drafts_response(outcomes, embedding)
 
     def _propose_response(self, session: Session, request: Message, outcomes: Sequence[ops.Outcome]) -> Message:
         assert isinstance(request, pb.ProposeRequest), "kinds say so"

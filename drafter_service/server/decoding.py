@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import secrets
 from collections import Counter
 from collections.abc import Sequence
@@ -13,16 +12,16 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from drafter_service.engine import operations as ops
-from drafter_service.memory.hiddens import mask_rows
+from drafter_service.server.draft_wishes import draft_wish
 from drafter_service.server.facts import ServiceFacts
-from drafter_service.server.hiddens import arena_of, check_slot, read_hiddens
+from drafter_service.server.hiddens import read_hiddens
 from drafter_service.server.refusals import invalid_field, not_implemented
 from drafter_service.state import Session
 from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.v1 import drafter_pb2 as pb
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 LABEL_MAX_BYTES = 64
 OPEN_ID_BYTES = 16
@@ -76,7 +75,7 @@ class Decoder:
             pairs = self._deferred(session, entry, session.agreement.max_drafts + 1)
             drafts = ops.DraftWish(0)
             try:
-                drafts = self._draft_wish(session, entry)
+                drafts = draft_wish(session, entry, self._vocab_size)
             except SpecdraftError as error:
                 pairs = error
             self._add(
@@ -90,17 +89,40 @@ class Decoder:
         """`OpenSequence`."""
         if len(request.open_id) != OPEN_ID_BYTES:
             raise invalid_field("open_id", f"{len(request.open_id)} bytes", f"{OPEN_ID_BYTES} bytes")
-        if request.rows_policy == pb.ROWS_POLICY_APPROXIMATE:
-            raise not_implemented("OpenSequenceRequest.rows_policy APPROXIMATE")
-        max_seq_len = self._facts.head.max_seq_len
-        budget = request.budget_tokens or max_seq_len
-        if budget > max_seq_len:
-            raise invalid_field("budget_tokens", budget, f"at most {max_seq_len}")
-        sequence_id = secrets.token_bytes(16)
-        limit = self._facts.config.max_sequences
         return _single(
-            ops.Open(session.session_id, sequence_id, request.open_id, budget, request.reserve, max_sequences=limit)
+            ops.Open(
+                session.session_id,
+                secrets.token_bytes(16),
+                request.open_id,
+                max_keys=self._budget(request.budget_tokens),
+                reserve=request.reserve,
+                max_sequences=self._facts.config.max_sequences,
+                keeps_drafts=request.rows_policy == pb.ROWS_POLICY_APPROXIMATE,
+            )
         )
+
+    def fork_sequence(self, session: Session, request: pb.ForkSequenceRequest) -> Decoded:
+        """`ForkSequence`."""
+        if len(request.open_id) != OPEN_ID_BYTES:
+            raise invalid_field("open_id", f"{len(request.open_id)} bytes", f"{OPEN_ID_BYTES} bytes")
+        if request.keep_keys_below < 0:
+            raise invalid_field("keep_keys_below", request.keep_keys_below, "0 or more")
+        return _single(
+            ops.Fork(
+                session.session_id,
+                request.sequence_id,
+                new_id=secrets.token_bytes(16),
+                open_id=request.open_id,
+                keep_keys_below=request.keep_keys_below,
+                max_keys=self._budget(request.budget_tokens),
+                max_sequences=self._facts.config.max_sequences,
+            )
+        )
+
+    def read_drafts(self, session: Session, request: pb.ReadDraftsRequest) -> Decoded:
+        """`ReadDrafts`."""
+        _check_op(request.op)
+        return _single(ops.Read(session.session_id, request.sequence_id, request.op))
 
     def get_sequence(self, session: Session, request: pb.GetSequenceRequest) -> Decoded:
         """`GetSequence`."""
@@ -135,7 +157,16 @@ class Decoder:
         size = len(request.label.encode())
         if size > LABEL_MAX_BYTES:
             raise invalid_field("label", f"{size} bytes", f"at most {LABEL_MAX_BYTES} bytes")
-        return _single(ops.Take(session.session_id, request.sequence_id, request.op, _digest(request), request.label))
+        return _single(
+            ops.Take(
+                session.session_id,
+                request.sequence_id,
+                request.op,
+                _digest(request),
+                session.carry_owner,
+                request.label,
+            )
+        )
 
     def install_kv(self, session: Session, request: pb.InstallKVRequest) -> Decoded:
         """`InstallKV`."""
@@ -149,6 +180,7 @@ class Decoder:
                 request.sequence_id,
                 request.op,
                 _digest(request),
+                session.carry_owner,
                 request.kv_id,
                 keep,
                 request.head_fingerprint,
@@ -157,7 +189,13 @@ class Decoder:
 
     def free_kv(self, session: Session, request: pb.FreeKVRequest) -> Decoded:
         """`FreeKV`."""
-        return _single(ops.Free(session.session_id, b"", request.kv_id))
+        return _single(ops.Free(session.session_id, b"", session.carry_owner, request.kv_id))
+
+    def _budget(self, budget_tokens: int) -> int:
+        max_seq_len = self._facts.head.max_seq_len
+        if budget_tokens > max_seq_len:
+            raise invalid_field("budget_tokens", budget_tokens, f"at most {max_seq_len}")
+        return budget_tokens or max_seq_len
 
     def _batch(self, entries: Sequence[pb.CatchupEntry | pb.ProposeEntry]) -> Decoded:
         limit = self._facts.config.max_batch
@@ -192,7 +230,14 @@ class Decoder:
             hiddens = read_hiddens(session, pairs.hiddens)
         except SpecdraftError as error:
             return error
-        return ops.WriteWish(pairs.first_key, tuple(pairs.tokens), hiddens, pairs.allow_gap, _accepted(entry))
+        return ops.WriteWish(
+            pairs.first_key,
+            tuple(pairs.tokens),
+            hiddens,
+            pairs.allow_gap,
+            _accepted(entry),
+            tuple(pairs.verified_tokens),
+        )
 
     def _check_tokens(self, pairs: pb.Pairs, limit: int) -> None:
         if pairs.first_key < 0:
@@ -217,33 +262,6 @@ class Decoder:
                 token=pairs.tokens[index],
                 vocab_size=self._vocab_size,
             )
-
-    def _draft_wish(self, session: Session, entry: pb.ProposeEntry) -> ops.DraftWish:
-        limit = session.agreement.max_drafts
-        if entry.draft_count > limit:
-            raise make_error(
-                Reason.TOO_MANY_DRAFTS,
-                f"{entry.draft_count} drafts; at most {limit}",
-                drafts=entry.draft_count,
-                limit=limit,
-            )
-        min_logprob = entry.min_logprob if entry.HasField("min_logprob") else None
-        if min_logprob is not None and math.isnan(min_logprob):
-            raise invalid_field("min_logprob", "NaN", "a number")
-        if entry.HasField("output_slot"):
-            check_slot(arena_of(session), entry.output_slot)
-        masks = self._masks(entry) if entry.HasField("mask") else None
-        return ops.DraftWish(entry.draft_count, min_logprob, masks)
-
-    def _masks(self, entry: pb.ProposeEntry) -> Tensor:
-        width = -(-self._vocab_size // 32)
-        words = len(entry.mask.words)
-        if words not in {width, max(entry.draft_count, 1) * width}:
-            expected = f"{width} or {entry.draft_count} x {width}"
-            raise make_error(
-                Reason.MASK_SIZE_MISMATCH, f"{words} mask words; expected {expected}", words=words, expected=expected
-            )
-        return mask_rows(list(entry.mask.words), self._vocab_size)
 
 
 def _single(operation: ops.Operation) -> Decoded:

@@ -13,7 +13,7 @@ from specdraft.errors import Reason, SpecdraftError
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import error_reason_pb2, session_pb2, tensor_pb2
 
-_T = TypeVar("_T", ops.Opened, ops.Viewed, ops.Taken, ops.Done)
+_T = TypeVar("_T", ops.Written, ops.Opened, ops.Viewed, ops.Taken, ops.Listed, ops.Done)
 
 STOPS = {stop: getattr(pb, f"STOP_REASON_{stop.name}") for stop in ops.Stop} | {None: pb.STOP_REASON_UNSPECIFIED}
 
@@ -54,7 +54,14 @@ def sequence_state(view: SequenceView | None) -> pb.SequenceState | None:
         row_count=view.row_count,
         last_pair_key=view.last_pair_key,
         ranges=key_ranges(view.ranges),
-        first_approximate_key=-1,
+        first_approximate_key=view.first_approximate_key,
+    )
+
+
+def carry_info(carry: ops.CarryView) -> session_pb2.CarryInfo:
+    """A carry on the wire."""
+    return session_pb2.CarryInfo(
+        kv_id=carry.kv_id, ranges=key_ranges(carry.ranges), label=carry.label, expires_in_ms=carry.left_ms
     )
 
 
@@ -79,6 +86,8 @@ def _propose_result(outcome: ops.Outcome) -> pb.ProposeResult:
         result.drafts.extend(outcome.drafts)
         result.logprobs.extend(outcome.logprobs)
         result.stop_reason = STOPS[outcome.stop]
+        if outcome.recommended is not None:
+            result.recommended_drafts = outcome.recommended
     return result
 
 
@@ -86,6 +95,33 @@ def open_sequence_response(outcomes: Sequence[ops.Outcome]) -> pb.OpenSequenceRe
     """Answer to `OpenSequence`. Raises what refused it, as all below."""
     opened = _only(outcomes, ops.Opened)
     return pb.OpenSequenceResponse(sequence_id=opened.sequence_id, state=sequence_state(opened.view))
+
+
+def fork_sequence_response(outcomes: Sequence[ops.Outcome]) -> pb.ForkSequenceResponse:
+    """Answer to `ForkSequence`."""
+    opened = _only(outcomes, ops.Opened)
+    return pb.ForkSequenceResponse(sequence_id=opened.sequence_id, state=sequence_state(opened.view))
+
+
+def read_drafts_response(outcomes: Sequence[ops.Outcome], last_embedding: bytes) -> pb.ReadDraftsResponse:
+    """Answer to `ReadDrafts`."""
+    written = read_drafts(outcomes)
+    return pb.ReadDraftsResponse(
+        drafts=written.drafts,
+        logprobs=written.logprobs,
+        stop_reason=STOPS[written.stop],
+        last_embedding=last_embedding,
+    )
+
+
+def read_drafts(outcomes: Sequence[ops.Outcome]) -> ops.Written:
+    """The round that a `ReadDrafts` found."""
+    return _only(outcomes, ops.Written)
+
+
+def carry_infos(outcomes: Sequence[ops.Outcome]) -> list[session_pb2.CarryInfo]:
+    """The carries that an owner has, for `OpenSession`."""
+    return [carry_info(carry) for carry in _only(outcomes, ops.Listed).carries]
 
 
 def get_sequence_response(outcomes: Sequence[ops.Outcome]) -> pb.GetSequenceResponse:
@@ -115,7 +151,7 @@ def take_kv_response(outcomes: Sequence[ops.Outcome], head: HeadFacts, page_rows
         dtype=DTYPE_NUMBERS[head.dtype],
     )
     return pb.TakeKVResponse(
-        carry=session_pb2.CarryInfo(kv_id=taken.kv_id, ranges=key_ranges(taken.ranges), label=taken.label),
+        carry=carry_info(taken.carry),
         head_fingerprint=head.fingerprint,
         layout=layout,
         state=sequence_state(taken.view),
@@ -138,7 +174,7 @@ def _error(outcome: ops.Outcome) -> SpecdraftError | None:
 
 
 def _view(outcome: ops.Outcome) -> SequenceView | None:
-    return None if isinstance(outcome, ops.Done) else outcome.view
+    return None if isinstance(outcome, ops.Done | ops.Listed) else outcome.view
 
 
 def _only(outcomes: Sequence[ops.Outcome], kind: type[_T]) -> _T:

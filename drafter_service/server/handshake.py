@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 
@@ -10,13 +11,14 @@ from drafter_service.memory.hiddens import DTYPES
 from drafter_service.server.encoding import DTYPE_NUMBERS
 from drafter_service.server.facts import PROTOCOL_VERSION, ServiceFacts
 from drafter_service.server.hiddens import DTYPE_NAMES
-from drafter_service.server.refusals import invalid_field, not_implemented
+from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Agreement, Session
 from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.v1 import session_pb2, tensor_pb2
 
 HIDDEN_SOURCES = {"pre_norm": session_pb2.HIDDEN_SOURCE_PRE_NORM, "post_norm": session_pb2.HIDDEN_SOURCE_POST_NORM}
 CLIENT_NAME_MAX_BYTES = 64
+CARRY_KEY_BYTES = range(16, 65)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,6 @@ class Handshake:
 
     def agree(self, request: session_pb2.OpenSessionRequest) -> Agreement:
         """What both sides agree on. Raises HANDSHAKE_MISMATCH, naming the field and both values."""
-        if request.carry_key:
-            raise not_implemented("OpenSessionRequest.carry_key")
-        if request.with_masks:
-            raise not_implemented("OpenSessionRequest.with_masks")
         head = self.facts.head
         expected = HIDDEN_SOURCES[head.hidden_source]
         _compare("protocol_version", PROTOCOL_VERSION, request.protocol_version)
@@ -60,7 +58,7 @@ class Handshake:
         size = len(request.client_name.encode())
         if size > CLIENT_NAME_MAX_BYTES:
             raise invalid_field("client_name", f"{size} bytes", f"at most {CLIENT_NAME_MAX_BYTES} bytes")
-        return Agreement(dtype, head.hidden_width, max_drafts, request.client_name)
+        return Agreement(dtype, head.hidden_width, max_drafts, request.client_name, _carry_owner(request.carry_key))
 
     def memory_kind(self, request: session_pb2.OpenSessionRequest, *, is_local: bool) -> tensor_pb2.MemoryKind:
         """The memory kind granted. Raises TRANSPORT_UNAVAILABLE or OTHER_HOST."""
@@ -194,6 +192,14 @@ def _arena_message(arena: HostArena, facts: ServiceFacts) -> tensor_pb2.Arena:
         descriptor_token=arena.token,
         descriptor_socket=str(facts.descriptor_socket),
     )
+
+
+def _carry_owner(carry_key: bytes) -> bytes:
+    if not carry_key:
+        return b""
+    if len(carry_key) not in CARRY_KEY_BYTES:
+        raise invalid_field("carry_key", f"{len(carry_key)} bytes", "16 to 64 bytes")
+    return hashlib.sha256(carry_key).digest()
 
 
 def _compare(field: str, ours: object, theirs: object) -> None:

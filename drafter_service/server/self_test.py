@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from drafter_service.engine import Engine
 from drafter_service.engine import operations as ops
 from drafter_service.heads import MtpHead, oracle_draft
+from specdraft.errors import SpecdraftError
 
 NUM_PAIRS = 5
 NUM_DRAFTS = 3
@@ -22,28 +22,26 @@ class SelfTestError(RuntimeError):
     """The service drafts something else than the oracle; it must not serve."""
 
 
-def self_test(engine: Engine, head: MtpHead, clock: Callable[[], float]) -> None:
+def self_test(engine: Engine, head: MtpHead) -> None:
     """Drafts through the engine and compares with the oracle. Raises SelfTestError."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(head.config.vocab_size, (NUM_PAIRS,), generator=generator)
     hiddens = torch.randn(NUM_PAIRS, head.config.hidden_size, generator=generator)
     session, sequence = b"self-test session", b"self-test"
-    _ask(engine, clock, ops.Open(session, sequence, b"self-test open", NUM_PAIRS + NUM_DRAFTS, False, max_sequences=1))
+    _ask(engine, ops.Open(session, sequence, b"self-test open", NUM_PAIRS + NUM_DRAFTS, False, max_sequences=1))
     wish = ops.WriteWish(0, tuple(tokens.tolist()), hiddens, allow_gap=False, accepted_drafts=None)
     write = ops.Write(session, sequence, 1, b"", wish, ops.DraftWish(NUM_DRAFTS))
-    written = _ask(engine, clock, write)
-    _ask(engine, clock, ops.CloseSession(session, b""))
+    written = _ask(engine, write)
+    _ask(engine, ops.CloseSession(session, b""))
     assert isinstance(written, ops.Written), "a write that worked"
     _compare(head, tokens, hiddens, written.drafts)
 
 
-def _ask(engine: Engine, clock: Callable[[], float], operation: ops.Operation) -> ops.Outcome:
-    outcomes: queue.SimpleQueue[list[ops.Outcome]] = queue.SimpleQueue()
-    engine.submit(ops.Call([operation], clock(), clock() + TIMEOUT_S, outcomes.put))
+def _ask(engine: Engine, operation: ops.Operation) -> ops.Outcome:
     try:
-        (outcome,) = outcomes.get(timeout=TIMEOUT_S)
-    except queue.Empty:
-        raise SelfTestError(f"the self-test got no answer within {TIMEOUT_S:.0f} s") from None
+        outcome = engine.ask(operation, TIMEOUT_S)
+    except SpecdraftError as error:
+        raise SelfTestError(f"the self-test failed: {error}") from error
     if isinstance(outcome, ops.Refusal):
         raise SelfTestError(f"the self-test was refused: {outcome.error}")
     return outcome

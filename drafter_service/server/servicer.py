@@ -15,6 +15,7 @@ from drafter_service.engine import Engine, draining
 from drafter_service.engine import operations as ops
 from drafter_service.server.calls import Answerable, Calls
 from drafter_service.server.drive import Drive
+from drafter_service.server.encoding import carry_infos
 from drafter_service.server.handshake import Handshake, open_session_response
 from drafter_service.server.interceptors import Ended
 from drafter_service.server.refusals import not_implemented
@@ -97,6 +98,11 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
             if drive.ended_at is not None and now - drive.ended_at > FENCED_S:
                 context.cancel()
 
+    def expire_carries(self) -> None:
+        """Has the engine give up the carries whose time is over."""
+        call = ops.Call([ops.Expire(b"", b"")], self._clock(), float("inf"), lambda _: None)
+        self._ready().engine.submit(call)
+
     def GetServerInfo(self, request: session_pb2.GetServerInfoRequest, context: grpc.ServicerContext) -> Any:
         """`GetServerInfo`."""
         del request, context
@@ -117,7 +123,11 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
             if arena is not None:
                 arena.close()
             raise
-        return open_session_response(session, token, parts.handshake.facts, arena)
+        response = open_session_response(session, token, parts.handshake.facts, arena)
+        if agreement.carry_owner:
+            carries = ops.ListCarries(session.session_id, b"", agreement.carry_owner)
+            response.carries.extend(carry_infos([parts.engine.ask(carries, context.time_remaining())]))
+        return response
 
     def KeepAlive(self, request: session_pb2.KeepAliveRequest, context: grpc.ServicerContext) -> Any:
         """`KeepAlive`."""
@@ -193,11 +203,11 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         return self._call(request, context)
 
     def ForkSequence(self, request: pb.ForkSequenceRequest, context: grpc.ServicerContext) -> Any:
-        """`ForkSequence`: not built yet."""
+        """`ForkSequence`."""
         return self._call(request, context)
 
     def ReadDrafts(self, request: pb.ReadDraftsRequest, context: grpc.ServicerContext) -> Any:
-        """`ReadDrafts`: not built yet."""
+        """`ReadDrafts`."""
         return self._call(request, context)
 
     def RegisterRegion(self, request: session_pb2.RegisterRegionRequest, context: grpc.ServicerContext) -> Any:

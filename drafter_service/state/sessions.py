@@ -43,12 +43,14 @@ class Agreement:
         hidden_width: elements of one hidden row.
         max_drafts: most drafts of an entry.
         client_name: the client's name for listings.
+        carry_owner: whose the session's carries are: the hash of its carry key; empty = the session's own.
     """
 
     hidden_dtype: str
     hidden_width: int
     max_drafts: int
     client_name: str
+    carry_owner: bytes = b""
 
 
 class Session:
@@ -57,6 +59,7 @@ class Session:
     def __init__(self, agreement: Agreement, arena: Closeable | None, now: float, lease_s: float) -> None:
         self.session_id = secrets.token_bytes(ID_BYTES)
         self.agreement = agreement
+        self.carry_owner = agreement.carry_owner or self.session_id
         self.opened_at = now
         self.expires_at = now + lease_s
         self.arena = arena

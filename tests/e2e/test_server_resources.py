@@ -117,7 +117,7 @@ def test_everything_comes_back_when_sequences_carries_and_sessions_end(start):
     wait_until(lambda: server.metric("kv_pages", state="free") == 64)
     assert [server.metric("kv_pages", state=state) for state in ("carried", "live")] == [0, 0]
     assert server.metric("sequences") == 0
-    assert len(server.ledger.carries) == 0
+    assert len(server.ledger.vault.carries) == 0
 
 
 def test_more_streams_than_sessions_find_a_place_beside_the_calls(start):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,18 @@ class Orders(RuleBasedStateMachine):
         self.carries.remove((kv_id, pairs))
         model.pairs = {key: pair for key, pair in pairs.items() if keep is None or key < keep}
         model.drafts = ()
+
+    @precondition(lambda self: self.models and len(self.models) < 4)
+    @rule(which=st.integers(0, 9), keep=st.integers(0, 40))
+    def fork(self, which: int, keep: int) -> None:
+        source = self.pick(which)
+        fork_id = secrets.token_bytes(16)
+        fork = ops.Fork(SESSION, source.sequence_id, fork_id, fork_id, keep, max_keys=MAX_KEYS, max_sequences=9)
+        (opened,) = self.books.ask(fork)
+        assert opened.sequence_id == fork_id
+        model = Model(fork_id)
+        model.pairs = {key: pair for key, pair in source.pairs.items() if key < keep}
+        self.models.append(model)
 
     @precondition(lambda self: self.models)
     @rule(which=st.integers(0, 9))
