@@ -1,7 +1,7 @@
 """What a call costs: round trips of the service beside a bare gRPC echo of the same size and the head's own forward.
 
-The floor of a Propose is an echo followed by the forward in this process: the forward of a process that has just been
-woken is slower than one in a tight loop, which has a line of its own. The service is called with bare messages, as the
+The floor of a Propose is an echo followed by the forward in this process: a process that has just been woken may
+compute slower than a tight loop, which has a line of its own. The service is called with bare messages, as the
 echo is; what the client library adds has a line of its own too.
 """
 

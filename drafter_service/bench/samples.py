@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+BLOCK_CALLS = 25
+"""Calls of one case in a row: enough to be warm, and few enough that the others have their turn soon."""
+
 
 def _nothing() -> None:
     """What most cases have to prepare."""
@@ -31,13 +34,13 @@ class Plan:
 
     Attributes:
         num_rounds: each gives a p50 and a p99.
-        num_calls: timed calls of each case in a round.
-        num_warm_up: calls of each case before them that do not count.
+        num_calls: timed calls of each case in a round, at least; in blocks of `BLOCK_CALLS`.
+        num_warm_up: calls at the beginning of a block that do not count.
     """
 
     num_rounds: int = 7
     num_calls: int = 300
-    num_warm_up: int = 20
+    num_warm_up: int = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Latency:
 
 
 def measure(cases: Mapping[str, Case], plan: Plan) -> dict[str, Latency]:
-    """Times all cases call by call in turns, so that whatever else the machine does meets all of them alike."""
+    """Times all cases, block by block in turns, so that whatever else the machine does meets all of them alike."""
     rounds = [_round(cases, plan) for _ in range(plan.num_rounds)]
     return {
         name: Latency(tuple(one[name][0] for one in rounds), tuple(one[name][1] for one in rounds)) for name in cases
@@ -72,14 +75,15 @@ def median_of(figures: Sequence[float]) -> float:
 
 
 def _round(cases: Mapping[str, Case], plan: Plan) -> dict[str, tuple[float, float]]:
-    """p50 and p99 of each case. Every call begins with another case, so that none always follows the same."""
+    """p50 and p99 of each case. Every turn begins with another case, so that none always follows the same."""
     samples: dict[str, list[float]] = {name: [] for name in cases}
     names = list(cases)
-    for number in range(plan.num_warm_up + plan.num_calls):
-        shift = number % len(names)
+    for turn in range(-(-plan.num_calls // BLOCK_CALLS)):
+        shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            samples[name].append(_time(cases[name]))
-    return {name: _percentiles(times_us[plan.num_warm_up :]) for name, times_us in samples.items()}
+            block = [_time(cases[name]) for _ in range(plan.num_warm_up + BLOCK_CALLS)]
+            samples[name] += block[plan.num_warm_up :]
+    return {name: _percentiles(times_us) for name, times_us in samples.items()}
 
 
 def _time(case: Case) -> float:

@@ -25,7 +25,10 @@ from specdraft.v1 import drafter_pb2 as pb
 _log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-"""How often an otherwise silent stream looks for requests that have timed out."""
+"""How often a stream looks for requests that have timed out."""
+
+PAUSE_S = 0.005
+"""How often a stream that reads no more looks whether it may again."""
 
 GONE_S = 0.05
 """After the end of the requests it is known by then whether the client is still there."""
@@ -136,7 +139,7 @@ class Drive:
         """Begins every request, in order. Runs in a thread of its own until the requests end."""
         try:
             for request in requests:
-                while len(self._asked) >= MAX_UNANSWERED and not self._is_over.wait(TICK_S):
+                while len(self._asked) >= MAX_UNANSWERED and not self._is_over.wait(PAUSE_S):
                     pass
                 if not self._is_over.is_set():
                     self._begin(request)
@@ -160,11 +163,17 @@ class Drive:
 
     def _responses(self) -> Iterator[pb.DriveResponse]:
         end: _End | None = None
+        look_at = self._clock() + TICK_S
         while end is None or self._asked:
             try:
                 item = self._outbox.get(timeout=TICK_S)
             except queue.Empty:
+                item = None
+            # Also between answers: those of others may never pause.
+            if self._clock() >= look_at:
                 yield from self._timed_out()
+                look_at = self._clock() + TICK_S
+            if item is None:
                 continue
             if isinstance(item, _Ready):
                 yield from self._answer(item)

@@ -107,7 +107,8 @@ def bind_unix(server: grpc.Server, path: Path) -> None:
     """Binds a Unix socket that only owner and group may open, from its first moment on. Raises ConfigError."""
     mask = os.umask(0o777 & ~SOCKET_MODE)
     try:
-        server.add_insecure_port(f"unix:{path}")
+        # The address is a URI: what follows a % would be read as a code.
+        server.add_insecure_port(f"unix:{path}".replace("%", "%25"))
     except RuntimeError as error:
         raise ConfigError(f"--socket {path} cannot be bound") from error
     finally:

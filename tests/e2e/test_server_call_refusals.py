@@ -5,6 +5,7 @@ import secrets
 import grpc
 import pytest
 
+from serving import wait_until
 from specdraft.v1 import admin_pb2, admin_pb2_grpc, session_pb2
 from specdraft.v1 import drafter_pb2 as pb
 from wire import TIMEOUT_S, TOKEN_KEY, Client, Story, refusal, refused_entry
@@ -180,7 +181,9 @@ def test_an_id_that_waits_for_its_answer_ends_the_stream_when_used_again(start):
         num_batches = len(server.runner.batches)
         drive.send(correlation_id=7, propose=request)
         server.runner.wait_for_batch(num_batches)
+        (served,) = server.service._servicer._drives
         drive.send(correlation_id=7, get_sequence=pb.GetSequenceRequest(sequence_id=sequence.sequence_id))
+        wait_until(served._is_over.is_set)
     answer = drive.answer()
     assert (answer.correlation_id, answer.propose.results[0].status.code) == (7, 0)
     said = drive.ending()
@@ -362,6 +365,19 @@ def test_the_stream_says_when_the_time_of_a_request_is_over_and_a_retry_learns_w
         assert len(server.runner.batches) == 2  # the self-test's and one
 
 
+def test_the_stream_says_so_however_busy_it_is_with_other_answers(start):
+    server = start()
+    sequence = server.client().open().sequence(Story(1))
+    with sequence.session.drive() as drive, server.runner.held():
+        request = pb.ProposeRequest(entries=[sequence.propose_entry(0, 2)])
+        late = drive.send(timeout_ms=200, propose=request)
+        for _ in range(5000):
+            drive.ask(keep_alive=session_pb2.KeepAliveRequest())
+            if late in drive._put_by:
+                break
+        assert refused_entry(drive.answer_to(late).status).kind == ("DEADLINE_EXCEEDED", "TIMEOUT")
+
+
 def test_an_operation_whose_deadline_passed_before_it_began_is_not_done(start):
     server = start()
     first, second = (server.client().open().sequence(Story(seed)) for seed in (1, 2))
@@ -412,14 +428,11 @@ def test_a_sequence_whose_places_are_taken_is_refused_and_only_for_its_owner(sta
         server.runner.wait_for_batch(num_batches)
         # A retry joins the operation in flight.
         retried = owner.begin("Propose", request)
-        drive = owner.drive()
+        in_flight = server.service.assembly.engine._in_flight
+        wait_until(lambda: sum(in_flight._counts.values()) == 2)
         taken = pb.CatchupRequest(entries=[sequence.catchup_entry(2, 1, op=2)])
-
-        def is_refused():
-            answer = drive.ask(timeout_ms=200, catchup=taken)
-            return answer.catchup.results and answer
-
-        answer = is_refused() or is_refused()
+        with owner.drive() as drive:
+            answer = drive.ask(catchup=taken)
         said = refused_entry(answer.catchup.results[0].status)
         assert said.kind == ("RESOURCE_EXHAUSTED", "IN_FLIGHT_EXHAUSTED")
         assert said.details == {"limit": "2"}
@@ -427,7 +440,6 @@ def test_a_sequence_whose_places_are_taken_is_refused_and_only_for_its_owner(sta
         # Naming somebody else's sequence takes none of its places, and tells nothing about them.
         named = pb.CatchupRequest(entries=[sequence.catchup_entry(0, 1), theirs.catchup_entry(0, 1)])
         foreign = other.begin("Catchup", named)
-        drive.cancel()
     assert first.result().results == retried.result().results
     unknown, good = foreign.result().results
     assert refused_entry(unknown.status).kind == ("NOT_FOUND", "SEQUENCE_UNKNOWN")

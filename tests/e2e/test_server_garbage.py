@@ -147,7 +147,7 @@ def tame(wild, scene, request):
         request.ClearField("lane_ticket")
 
 
-@FEW
+@settings(FEW, max_examples=60)
 @given(seed=SEEDS)
 def test_a_wild_stream_is_answered_in_band_and_nobody_else_notices(wild_scene, seed):
     scene = wild_scene

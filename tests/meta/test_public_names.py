@@ -9,6 +9,8 @@ PUBLIC_NAMES: dict[str, list[str]] = {
     "drafter_kernels": [],
     "drafter_kernels.paged_attention": ["paged_attention"],
     "drafter_service": ["__version__"],
+    "drafter_service.bench": [],
+    "drafter_service.demo": [],
     "drafter_service.demo.recipe": [],
     "drafter_service.engine": ["Engine", "HeadIdentity", "Ledger", "Scheduler", "draining"],
     "drafter_service.heads": [
@@ -93,6 +95,13 @@ PUBLIC_NAMES: dict[str, list[str]] = {
         "next_pairs",
     ],
     "specdraft.aio": [],
+    "specdraft.integrations": [],
+    "specdraft.integrations.transformers": [
+        "DecodeReport",
+        "RoundRecord",
+        "SpeculativeDecoding",
+        "speculative_generate",
+    ],
     "specdraft.memory": [
         "ArenaLayout",
         "DESCRIPTOR_GRANTED",

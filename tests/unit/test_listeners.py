@@ -154,6 +154,12 @@ def test_a_unix_socket_has_its_mode_from_the_start_and_the_mask_is_as_before(ser
         os.umask(before)
 
 
+@pytest.mark.parametrize("name", ["a b", "a%41b", "100%", "a?b#c", "ä"])
+def test_the_socket_is_where_it_was_asked_for_whatever_its_name(server, directory, name):
+    bind_unix(server, directory / name)
+    assert [item.name for item in directory.iterdir()] == [name]
+
+
 def test_an_unusable_address_is_named(server, directory):
     with pytest.raises(ConfigError, match=r"missing/s\.sock cannot be bound"):
         bind_unix(server, directory / "missing" / "s.sock")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from books import SESSION, Books, write
 from checkpoints import write_tiny_checkpoint
 from drafter_service.engine import operations as ops

@@ -2,3 +2,5 @@
 
 Run it with ``python -m drafter_service.demo.recipe``; README.md beside this file says how.
 """
+
+__all__: list[str] = []
