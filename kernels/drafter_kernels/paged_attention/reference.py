@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def paged_attention(
+def paged_attention(  # noqa: PLR0917  # the tensors of the operation, in the usual order
     q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, row_counts: Tensor, scale: float
 ) -> Tensor:
     """softmax(scale * q k^T) v over the first row_counts[b] rows of each sequence b.
