@@ -107,6 +107,9 @@ class Ledger:
         handler = self._handlers[type(operation)]
         if not isinstance(operation, NumberedOperation):
             return handler(operation)
+        key = operation.session_id, operation.sequence_id
+        if isinstance(operation, Close) and self.sequences.was_closed_by(*key, operation.op, operation.digest):
+            return Done()
         sequence = self.sequences.find(operation.session_id, operation.sequence_id)
         if sequence.is_replay(operation.op, operation.digest):
             return replayed(sequence)
@@ -206,7 +209,8 @@ class Ledger:
 
     def _close(self, operation: Close, sequence: Sequence) -> Answer:
         self.judge(sequence, -1, (), operation.accepted_drafts)
-        self._remove(sequence)
+        self.sequences.close(sequence, operation.op, operation.digest)
+        self._release(sequence)
         return Done()
 
     def _take(self, operation: Take, sequence: Sequence) -> Answer:
@@ -269,7 +273,8 @@ class Ledger:
     def _close_session(self, operation: CloseSession) -> Answer:
         for sequence in self.sequences.of_session(operation.session_id):
             self.judge(sequence, -1, (), None)
-            self._remove(sequence)
+            self.sequences.remove(sequence)
+            self._release(sequence)
         # A carry under a key belongs to the key; those of the session itself are out of everybody's reach now.
         for carry in self.vault.listed(operation.session_id):
             self.vault.give_up(carry, "lost")
@@ -279,8 +284,7 @@ class Ledger:
     def _carry_view(self, carry: Carry) -> CarryView:
         return CarryView(carry.kv_id, carry.rows.spans, carry.label, self.vault.left_ms(carry))
 
-    def _remove(self, sequence: Sequence) -> None:
-        self.sequences.remove(sequence)
+    def _release(self, sequence: Sequence) -> None:
         self.allocator.release(sequence.pages)
         sequence.pages = array("i")
 

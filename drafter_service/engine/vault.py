@@ -27,10 +27,12 @@ class CarryLimits:
     Attributes:
         ttl_s: a carry is given up after this.
         max_pages: ... and the oldest ones when carries hold more pages than this.
+        max_carries: ... or when there are more than this; a carry of no rows holds no page.
     """
 
     ttl_s: float
     max_pages: int
+    max_carries: int = 4096
 
 
 class Vault:
@@ -66,7 +68,7 @@ class Vault:
         )
         self.carries.add(carry)
         self._observer.carry("taken")
-        while self.carries.num_pages > self._limits.max_pages and len(self.carries) > 1:
+        while self._is_too_much() and len(self.carries) > 1:
             self._give_up_oldest()
         return carry
 
@@ -110,6 +112,9 @@ class Vault:
     def left_ms(self, carry: Carry) -> int:
         """Time until a carry is given up, in milliseconds."""
         return max(int((carry.expires_at - self._clock()) * 1000), 1)
+
+    def _is_too_much(self) -> bool:
+        return self.carries.num_pages > self._limits.max_pages or len(self.carries) > self._limits.max_carries
 
     def _give_up_oldest(self) -> None:
         oldest = self.carries.oldest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -75,19 +76,25 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         for drive in drives:
             drive.drain()
 
-    def end_session(self, session: Session, reason: str) -> None:
-        """Gives up what a session owns; the session has been forgotten already."""
+    def end_session(self, session: Session, reason: str) -> threading.Event:
+        """Gives up what a session owns; the session has been forgotten already.
+
+        Returns:
+            Set once its pages are free.
+        """
         parts = self._ready()
         drive = session.drive
         if drive is not None:
             drive.end(
                 draining() if reason == "shutdown" else make_error(Reason.SESSION_UNKNOWN, "the session has ended")
             )
-        call = ops.Call([ops.CloseSession(session.session_id, b"")], self._clock(), float("inf"), lambda _: None)
+        done = threading.Event()
+        call = ops.Call([ops.CloseSession(session.session_id, b"")], self._clock(), math.inf, lambda _: done.set())
         parts.engine.submit(call)
         if session.arena is not None:
             session.arena.close()
         parts.metrics.session_ended(reason)
+        return done
 
     def cut_streams(self) -> None:
         """Frees the threads of streams that were ended and whose clients read nothing."""
@@ -100,7 +107,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
 
     def expire_carries(self) -> None:
         """Has the engine give up the carries whose time is over."""
-        call = ops.Call([ops.Expire(b"", b"")], self._clock(), float("inf"), lambda _: None)
+        call = ops.Call([ops.Expire(b"", b"")], self._clock(), math.inf, lambda _: None)
         self._ready().engine.submit(call)
 
     def GetServerInfo(self, request: session_pb2.GetServerInfoRequest, context: grpc.ServicerContext) -> Any:
@@ -139,7 +146,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         session = self._ready().sessions.close(_token(context))
         if session is None:
             raise make_error(Reason.SESSION_UNKNOWN, "no session belongs to this token")
-        self.end_session(session, "closed")
+        self.end_session(session, "closed").wait(context.time_remaining() / 2)
         return session_pb2.CloseSessionResponse()
 
     def Drive(self, request_iterator: Iterator[pb.DriveRequest], context: grpc.ServicerContext) -> Any:

@@ -10,6 +10,9 @@ from drafter_service.state.advice import Advice
 from drafter_service.state.rows import KeySpan, Rows
 from specdraft.errors import Reason, SpecdraftError, make_error
 
+MAX_CLOSED = 4096
+"""Closed sequences whose closing is remembered, so that a retry of it gets its answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
@@ -212,6 +215,7 @@ class SequenceTable:
         self._by_session: dict[bytes, dict[bytes, Sequence]] = {}
         self._by_open_id: dict[tuple[bytes, bytes], Sequence] = {}
         self._advice: dict[bytes, Advice] = {}
+        self._closed: dict[tuple[bytes, bytes], tuple[int, bytes]] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -242,6 +246,17 @@ class SequenceTable:
         if not mine:
             del self._by_session[sequence.session_id]
 
+    def close(self, sequence: Sequence, op: int, digest: bytes) -> None:
+        """Forgets a sequence and remembers for a while which operation closed it."""
+        self.remove(sequence)
+        self._closed[sequence.session_id, sequence.sequence_id] = op, digest
+        if len(self._closed) > MAX_CLOSED:
+            del self._closed[next(iter(self._closed))]
+
+    def was_closed_by(self, session_id: bytes, sequence_id: bytes, op: int, digest: bytes) -> bool:
+        """Whether this very operation closed the sequence: then it is a retry."""
+        return self._closed.get((session_id, sequence_id)) == (op, digest)
+
     def advice_of(self, session_id: bytes) -> Advice:
         """What the session's acceptance has said so far."""
         return self._advice.setdefault(session_id, Advice())
@@ -249,6 +264,8 @@ class SequenceTable:
     def forget_session(self, session_id: bytes) -> None:
         """Forgets what was learnt about a session; its sequences are gone already."""
         self._advice.pop(session_id, None)
+        for key in [key for key in self._closed if key[0] == session_id]:
+            del self._closed[key]
 
     def count(self, session_id: bytes) -> int:
         """How many sequences the session has."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
+
 from books import SESSION, Books, Comparison, write
 from checkpoints import write_tiny_checkpoint
-
 from drafter_service.engine import operations as ops
 from drafter_service.heads import MtpHead, load_head
 from drafter_service.heads.oracle import oracle_forward

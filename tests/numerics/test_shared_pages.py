@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
+
 from books import SESSION, Books, Comparison, write
 from checkpoints import write_tiny_checkpoint
-
 from drafter_service.engine import operations as ops
 from drafter_service.engine.vault import CarryLimits
 from drafter_service.heads import MtpHead, load_head
@@ -71,9 +69,7 @@ def test_each_of_two_that_share_a_prefix_drafts_like_its_own_oracle(books: Books
     books.ask(write(first, 1, 0, list(range(9)), hiddens[:9]))
     fork(books, first, second, 8)
     shared = {key: (key, hiddens[key]) for key in range(8)}
-    outcomes = books.ask(
-        write(first, 2, 8, [11, 12], hiddens[20:22], 3), write(second, 1, 8, [22], hiddens[22:23], 3)
-    )
+    outcomes = books.ask(write(first, 2, 8, [11, 12], hiddens[20:22], 3), write(second, 1, 8, [22], hiddens[22:23], 3))
     books.expect_oracle(outcomes[0], shared | {8: (11, hiddens[20]), 9: (12, hiddens[21])}, 3, comparison)
     books.expect_oracle(outcomes[1], shared | {8: (22, hiddens[22])}, 3, comparison)
     comparison.check()
