@@ -98,19 +98,11 @@ CASES = [
     case("close-op-left-out", "close_sequence", lambda s: s.close_request(op=9), "ABORTED", "OP_OUT_OF_ORDER"),
     case("truncate-as-op-1", "truncate", lambda s: s.truncate_request(3, op=1), "INVALID_ARGUMENT", "OP_REUSED"),
     case("take-as-op-1", "take_kv", lambda s: s.take_request(op=1), "INVALID_ARGUMENT", "OP_REUSED"),
-    unbuilt("fork", "fork_sequence", lambda s: pb.ForkSequenceRequest(sequence_id=s.sequence_id), "ForkSequence"),
-    unbuilt("read", "read_drafts", lambda s: pb.ReadDraftsRequest(sequence_id=s.sequence_id, op=1), "ReadDrafts"),
     unbuilt(
         "lane-ticket",
         "propose",
         lambda s: pb.ProposeRequest(entries=[s.propose_entry(6, 1)], lane_ticket=pb.LaneTicket(ticket=1)),
         "ProposeRequest.lane_ticket",
-    ),
-    unbuilt(
-        "approximate-rows",
-        "open_sequence",
-        opened(rows_policy=pb.ROWS_POLICY_APPROXIMATE),
-        "OpenSequenceRequest.rows_policy APPROXIMATE",
     ),
 ]
 
@@ -223,7 +215,7 @@ def test_unknown_foreign_and_closed_sequences_are_answered_alike(scene):
             for rpc, request in (
                 ("GetSequence", pb.GetSequenceRequest()),
                 ("Truncate", pb.TruncateRequest(op=1)),
-                ("CloseSequence", pb.CloseSequenceRequest(op=1)),
+                ("CloseSequence", pb.CloseSequenceRequest(op=7)),
                 ("TakeKV", pb.TakeKVRequest(op=1)),
                 ("InstallKV", pb.InstallKVRequest(op=1)),
             ):

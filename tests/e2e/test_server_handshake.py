@@ -35,11 +35,8 @@ CASES = {
     "an element type of tomorrow": ({"hidden_dtype": 9}, *mismatch("hidden_dtype", TYPES, "9")),
     "too many drafts": ({"max_drafts": 5}, INVALID, {"field": "max_drafts", "value": "5", "expected": "at most 4"}),
     "a long name": ({"client_name": "x" * 65}, INVALID, {"field": "client_name", "value": "65 bytes"}),
-    "a carry key": (
-        {"carry_key": bytes(16)},
-        ("UNIMPLEMENTED", "NOT_IMPLEMENTED"),
-        {"name": "OpenSessionRequest.carry_key"},
-    ),
+    "a short carry key": ({"carry_key": bytes(15)}, INVALID, {"field": "carry_key", "value": "15 bytes"}),
+    "a long carry key": ({"carry_key": bytes(65)}, INVALID, {"field": "carry_key", "value": "65 bytes"}),
     "CUDA memory": (
         {"memory_kind": CUDA},
         ("FAILED_PRECONDITION", "TRANSPORT_UNAVAILABLE"),

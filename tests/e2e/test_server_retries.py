@@ -198,7 +198,10 @@ def test_a_call_whose_client_left_is_done_and_its_retry_learns_it(start):
     assert len(server.runner.batches) == num_batches
 
 
-def test_a_sequence_closed_is_unknown_to_a_retry(scene):
+def test_closing_again_is_answered_and_everything_else_is_unknown(scene):
     sequence = scene.session.sequence(Story(5))
-    sequence.close()
-    assert refusal(sequence.close).kind == ("NOT_FOUND", "SEQUENCE_UNKNOWN")
+    request = pb.CloseSequenceRequest(sequence_id=sequence.sequence_id, op=1)
+    assert scene.session.call("CloseSequence", request) == scene.session.call("CloseSequence", request)
+    request.accepted_drafts = 1
+    assert refusal(scene.session.call, "CloseSequence", request).kind == ("NOT_FOUND", "SEQUENCE_UNKNOWN")
+    assert refusal(sequence.state).kind == ("NOT_FOUND", "SEQUENCE_UNKNOWN")

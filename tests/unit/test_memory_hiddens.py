@@ -78,13 +78,13 @@ def test_bit_id_mod_32_of_word_id_div_32_allows_an_id(case):
         for token in allowed:
             row[token // 32] |= 1 << token % 32
         words += row
-    mask = mask_rows(words, vocab_size)
+    mask = mask_rows(torch.tensor(words, dtype=torch.int64), vocab_size)
     assert mask.shape == (len(rows), vocab_size)
     assert [set(row.nonzero().flatten().tolist()) for row in mask] == rows
 
 
 def test_bits_beyond_the_vocabulary_are_nothing():
-    assert mask_rows([0xFFFFFFFF, 0xFFFFFFFF], 33).tolist() == [[True] * 33]
+    assert mask_rows(torch.tensor([0xFFFFFFFF, 0xFFFFFFFF]), 33).tolist() == [[True] * 33]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
