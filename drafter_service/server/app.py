@@ -74,7 +74,7 @@ class Service:
         self.assembly: Assembly | None = None
         self._clock = clock
         self._wrap_runner = wrap_runner
-        self._servicer = DrafterServicer(clock)
+        self._servicer = DrafterServicer(config.workers, clock)
         self._health = Health(self._is_live)
         self._closers: list[Callable[[], object]] = []
         self._stopping = threading.Event()

@@ -47,10 +47,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     """Implements `specdraft.v1.Drafter`.
 
     Args:
+        num_places: unary calls of sessions that may wait for the engine at once.
         clock: monotonic seconds.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, num_places: int, clock: Callable[[], float]) -> None:
+        self._num_places = num_places
+        self._places = threading.BoundedSemaphore(num_places)
         self._clock = clock
         self._parts: Parts | None = None
         self._is_draining = False
@@ -238,6 +241,17 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     def _call(self, request: Message, context: grpc.ServicerContext) -> Message:
         parts = self._ready()
         session = self._session(context)
+        # Where the engine does not get on, callers are told while they can still do something else.
+        if not self._places.acquire(timeout=context.time_remaining() / 2):
+            limit = self._num_places
+            text = f"{limit} calls wait for the engine, which is the limit"
+            raise make_error(Reason.IN_FLIGHT_EXHAUSTED, text, retry_delay_ms=100, limit=limit)
+        try:
+            return self._waited_for(parts, session, request, context)
+        finally:
+            self._places.release()
+
+    def _waited_for(self, parts: Parts, session: Session, request: Message, context: grpc.ServicerContext) -> Message:
         answers: queue.SimpleQueue[Answerable | None] = queue.SimpleQueue()
         # Whoever does not wait any more, or is made not to by the end of the service, frees this thread.
         if not context.add_callback(lambda: answers.put(None)):

@@ -50,17 +50,18 @@ def test_probes_are_answered_while_watchers_and_held_calls_take_every_other_thre
     server = start(workers=4, max_sessions=4, health_port=0)
     probe = probe_clients(server)
     client = server.client()
-    num_threads = 4 + 4
-    watches = [watch(client) for _ in range(2 * num_threads)]
+    num_places = 4
+    watches = [watch(client) for _ in range(2 * (4 + 4))]
     for _, statuses in watches:
         assert statuses.get(timeout=10) == SERVING
     session = client.open()
-    sequences = [session.sequence(Story(seed)) for seed in range(num_threads)]
+    sequences = [session.sequence(Story(seed)) for seed in range(num_places + 1)]
     with server.runner.held():
         num_batches = len(server.runner.batches)
-        calls = [session.begin("Propose", pb.ProposeRequest(entries=[s.propose_entry(0, 2)])) for s in sequences]
+        requests = [pb.ProposeRequest(entries=[sequence.propose_entry(0, 2)]) for sequence in sequences]
+        calls = [session.begin("Propose", request) for request in requests[:-1]]
         server.runner.wait_for_batch(num_batches)
-        wait_until(lambda: len(server.service.assembly.engine._in_flight) == num_threads)
+        wait_until(lambda: len(server.service.assembly.engine._in_flight) == num_places)
         for asked in (client, server.client(), probe):
             began = time.monotonic()
             assert asked.check(timeout=1.0) == "SERVING"
@@ -69,13 +70,17 @@ def test_probes_are_answered_while_watchers_and_held_calls_take_every_other_thre
         call, statuses = watch(again)
         assert statuses.get(timeout=1.0) == SERVING
         call.cancel()
+        # One more is told in time that there is no place for it.
+        refused = refusal(session.call, "Propose", requests[-1], timeout=1.0)
+        assert refused.kind == ("RESOURCE_EXHAUSTED", "IN_FLIGHT_EXHAUSTED")
+        assert refused.retry_ms > 0
     assert all(call.result().results[0].status.code == 0 for call in calls)
     for call, _ in watches:
         call.cancel()
 
 
 def test_one_more_proposal_of_a_busy_sequence_is_refused_at_once_while_workers_are_held(start):
-    server = start(workers=4)
+    server = start(workers=16)
     session = server.client().open()
     sequences = [session.sequence(Story(seed)) for seed in range(4)]
     with server.runner.held():

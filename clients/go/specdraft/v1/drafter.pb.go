@@ -1146,7 +1146,7 @@ type CatchupResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// OK, or why the sequence is as before.
 	Status *EntryStatus `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	// Where the sequence stands. Not set where the sequence is unknown.
+	// Where the sequence stands. Not set where it is unknown, or where the entry was refused before it came to that.
 	State         *SequenceState `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1559,7 +1559,7 @@ type ProposeResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// OK (also with fewer or no drafts), or why the sequence is as before.
 	Status *EntryStatus `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	// Where the sequence stands. Not set where the sequence is unknown.
+	// Where the sequence stands. Not set where it is unknown, or where the entry was refused before it came to that.
 	State *SequenceState `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// The drafts d_1 .. d_n: guesses for t_{P+1} .. t_{P+n}, where P - 1 is the key of the last pair given.
 	Drafts []uint32 `protobuf:"varint,3,rep,packed,name=drafts,proto3" json:"drafts,omitempty"`
