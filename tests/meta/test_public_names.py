@@ -8,6 +8,16 @@ from repository import packages, tree
 PUBLIC_NAMES: dict[str, list[str]] = {
     "drafter_kernels": [],
     "drafter_kernels.paged_attention": ["paged_attention"],
+    "drafter_kernels.quantize": [
+        "BLOCK_SIZE",
+        "Fp8Weight",
+        "Nvfp4Weight",
+        "dequantize_fp8",
+        "dequantize_nvfp4",
+        "nvfp4_tensor_scale",
+        "quantize_fp8",
+        "quantize_nvfp4",
+    ],
     "drafter_service": ["__version__"],
     "drafter_service.bench": [],
     "drafter_service.demo": [],
