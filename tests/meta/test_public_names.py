@@ -21,6 +21,7 @@ PUBLIC_NAMES: dict[str, list[str]] = {
     "drafter_service": ["__version__"],
     "drafter_service.bench": [],
     "drafter_service.demo": [],
+    "drafter_service.demo.lever_ab": [],
     "drafter_service.demo.recipe": [],
     "drafter_service.engine": ["Engine", "HeadIdentity", "Ledger", "Scheduler", "draining"],
     "drafter_service.heads": [
