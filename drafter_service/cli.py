@@ -187,7 +187,7 @@ def _bench_acceptance(flags: argparse.Namespace) -> int:
         return _bench_levers(flags)
     from drafter_service.demo import acceptance
 
-    plan = acceptance.AcceptancePlan(flags.positions or POSITIONS, flags.num_drafts)
+    plan = acceptance.AcceptancePlan(POSITIONS if flags.positions is None else flags.positions, flags.num_drafts)
     figures = acceptance.measure_acceptance(plan)
     command = f"drafter-service bench acceptance --positions {plan.num_positions} --num-drafts {plan.num_drafts} --json"
     return _report("acceptance", command, figures, acceptance.describe, as_json=flags.json)
@@ -196,7 +196,7 @@ def _bench_acceptance(flags: argparse.Namespace) -> int:
 def _bench_levers(flags: argparse.Namespace) -> int:
     from drafter_service.demo.lever_ab import figures
 
-    plan = figures.LeverPlan(flags.positions or LEVER_POSITIONS, flags.num_drafts)
+    plan = figures.LeverPlan(LEVER_POSITIONS if flags.positions is None else flags.positions, flags.num_drafts)
     try:
         measured = figures.measure_levers(plan)
     except ValueError as error:

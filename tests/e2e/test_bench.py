@@ -61,8 +61,9 @@ def test_levers_are_compared_on_the_same_positions(capsys):
     assert all(case["first_won"] == 0 for case in cases if case["lever"] == "min_logprob")
 
 
-def test_positions_that_the_texts_do_not_have_are_refused(capsys):
-    assert main(["bench", "acceptance", "--levers", "--positions", "1000000"]) == 2
+@pytest.mark.parametrize("count", ["0", "-1", "1000000"])
+def test_positions_that_the_texts_do_not_have_are_refused(capsys, count):
+    assert main(["bench", "acceptance", "--levers", "--positions", count]) == 2
     assert "--positions" in capsys.readouterr().err
 
 
