@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1
+POSITIONS = 500
+LEVER_POSITIONS = 6000
 LOOK_S = 1.0
 """How often `serve` looks whether the engine lives."""
 
@@ -90,8 +92,11 @@ def _add_bench(commands: _Commands) -> None:
     rpc.add_argument("--calls", type=int, default=300, help="calls of each case in a round (default %(default)s)")
     rpc.set_defaults(run=_bench_rpc)
     acceptance = kinds.add_parser("acceptance", help="acceptance of the trained head on held-out files")
-    acceptance.add_argument("--positions", type=int, default=500)
-    acceptance.add_argument("--num-drafts", type=int, default=3)
+    acceptance.add_argument("--levers", action="store_true", help="compare the levers with the default instead")
+    acceptance.add_argument(
+        "--positions", type=int, help=f"positions (default {POSITIONS}; with --levers {LEVER_POSITIONS})"
+    )
+    acceptance.add_argument("--num-drafts", type=int, default=3, help="drafts of a position (default %(default)s)")
     acceptance.set_defaults(run=_bench_acceptance)
     carry = kinds.add_parser("carry", help="TakeKV and InstallKV of few and of many rows")
     carry.add_argument("--rows", type=int, nargs=2, default=(100, 100_000), metavar=("FEW", "MANY"))
@@ -178,12 +183,28 @@ def _bench_rpc(flags: argparse.Namespace) -> int:
 
 
 def _bench_acceptance(flags: argparse.Namespace) -> int:
+    if flags.levers:
+        return _bench_levers(flags)
     from drafter_service.demo import acceptance
 
-    plan = acceptance.AcceptancePlan(flags.positions, flags.num_drafts)
+    plan = acceptance.AcceptancePlan(POSITIONS if flags.positions is None else flags.positions, flags.num_drafts)
     figures = acceptance.measure_acceptance(plan)
-    command = f"drafter-service bench acceptance --positions {flags.positions} --num-drafts {flags.num_drafts} --json"
+    command = f"drafter-service bench acceptance --positions {plan.num_positions} --num-drafts {plan.num_drafts} --json"
     return _report("acceptance", command, figures, acceptance.describe, as_json=flags.json)
+
+
+def _bench_levers(flags: argparse.Namespace) -> int:
+    from drafter_service.demo.lever_ab import figures
+
+    plan = figures.LeverPlan(LEVER_POSITIONS if flags.positions is None else flags.positions, flags.num_drafts)
+    try:
+        measured = figures.measure_levers(plan)
+    except ValueError as error:
+        raise ConfigError(f"--positions: {error}") from error
+    command = (
+        f"drafter-service bench acceptance --levers --positions {plan.num_positions} --num-drafts {plan.num_drafts}"
+    )
+    return _report("levers", f"{command} --json", measured, figures.describe, as_json=flags.json)
 
 
 def _bench_carry(flags: argparse.Namespace) -> int:

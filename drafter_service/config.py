@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -22,6 +23,12 @@ COUNT_MAX = (1 << 31) - 1
 
 TIME_MAX_S = 1e6
 """Longest time: in milliseconds it fits into the contract's uint32 fields."""
+
+
+LEVERS = ("hidden_source", "recycle", "lm_head", "draft_vocab")
+"""Settings that change what is drafted and never what a target answers: an A/B changes one of them."""
+
+_DRAFT_VOCAB = re.compile(r"all|first:[0-9]+|ids:.+", re.DOTALL)
 
 
 class ConfigError(ValueError):
@@ -57,6 +64,13 @@ def parse_bool(text: str) -> bool:
     return text.lower() in {"true", "1"}
 
 
+def parse_draft_vocab(text: str) -> str:
+    """all, first:N or ids:FILE; what N and FILE are worth is found out with the checkpoint at hand."""
+    if not _DRAFT_VOCAB.fullmatch(text):
+        raise ValueError("expected all, first:N or ids:FILE")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
     """Settings of `drafter-service serve`. Times in seconds, sizes in bytes."""
@@ -77,7 +91,17 @@ class ServiceConfig:
     device: str = _setting("auto", "cpu or cuda:N; auto = the first GPU if there is one", str)
     dtype: str = _setting("auto", "float32, bfloat16, or auto = float32 on a CPU, as stored on a GPU", str)
     hidden_source: str = _setting("auto", "pre_norm or post_norm; auto = what the head was trained on", str)
-    recycle: str = _setting("auto", "pre_norm or post_norm; auto = the family's", str)
+    recycle: str = _setting("auto", "state that feeds the next draft: pre_norm or post_norm; auto = the family's", str)
+    lm_head: str = _setting(
+        "auto",
+        "what the LM head is rounded to: as-stored, float32, bf16, fp8 or nvfp4; auto = nvfp4 on a GPU, else as-stored",
+        str,
+    )
+    draft_vocab: str = _setting(
+        "all",
+        "ids that can be drafted: all, first:N or ids:FILE (one id a line); control ids always can",
+        parse_draft_vocab,
+    )
     max_drafts: int = _setting(8, "most drafts of one Propose entry (K_max)", int)
     max_batch: int = _setting(64, "most entries of one Propose or Catchup, and of one forward", int)
     max_seq_len: int = _setting(0, "longest sequence in tokens; 0 = the head's own limit", int)
@@ -134,6 +158,7 @@ class ServiceConfig:
             "dtype": ("auto", "float32", "bfloat16"),
             "hidden_source": ("auto", "pre_norm", "post_norm"),
             "recycle": ("auto", "pre_norm", "post_norm"),
+            "lm_head": ("auto", "as-stored", "float32", "bf16", "fp8", "nvfp4"),
             "log_level": ("debug", "info", "warning", "error"),
         }
         for name, allowed in choices.items():
@@ -163,14 +188,16 @@ def environment_of(item: Field[Any]) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds one flag a setting."""
+    """Adds one flag a setting; the levers stand together."""
+    levers = parser.add_argument_group("levers", "change what is drafted, never what the target answers")
     for item in fields(ServiceConfig):
+        place = levers if item.name in LEVERS else parser
         default = "required" if item.default is None and item.name == "checkpoint" else f"default {item.default}"
         text = f"{item.metadata['help']} ({default}; ${environment_of(item)})"
         if item.metadata["parse"] is parse_bool:
-            parser.add_argument(flag_of(item), nargs="?", const="true", metavar="BOOL", help=text)
+            place.add_argument(flag_of(item), nargs="?", const="true", metavar="BOOL", help=text)
         else:
-            parser.add_argument(flag_of(item), metavar=item.name.upper(), help=text)
+            place.add_argument(flag_of(item), metavar=item.name.upper(), help=text)
 
 
 def read_config(flags: argparse.Namespace, environment: Mapping[str, str]) -> ServiceConfig:

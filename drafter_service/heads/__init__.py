@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from drafter_service.heads.checkpoint import Checkpoint, CheckpointError, StoredTensor
 from drafter_service.heads.config import HeadConfig, read_config
+from drafter_service.heads.draft_vocab import DraftVocabulary
 from drafter_service.heads.inspect import as_json, describe
+from drafter_service.heads.levers import LmHeadPrecision
 from drafter_service.heads.plan import HeadPlan, PlannedTensor, plan_head
 from drafter_service.heads.provenance import ResolvedValue
 from drafter_service.heads.record import ArchitectureRecord, HiddenSource, RecycleSource
@@ -23,6 +25,7 @@ __all__ = [
     "ArchitectureRecord",
     "Checkpoint",
     "CheckpointError",
+    "DraftVocabulary",
     "HeadConfig",
     "HeadOutput",
     "HeadPlan",
@@ -30,6 +33,7 @@ __all__ = [
     "KvLayout",
     "KvReader",
     "KvWriter",
+    "LmHeadPrecision",
     "MtpHead",
     "OracleDraft",
     "PlannedTensor",

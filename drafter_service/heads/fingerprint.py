@@ -1,4 +1,8 @@
-"""The identity of a head: equal fingerprints mean that carried rows fit. No torch."""
+"""The identity of a head: equal fingerprints mean that carried rows fit and that drafts are equal. No torch.
+
+Rows depend on embedding, norms, joining projection, k and v alone, so rows of a head with another LM head would fit
+too. The contract promises more: equal fingerprints draft equally. So an LM head that was rounded or cut counts.
+"""
 
 import hashlib
 import json
@@ -6,6 +10,7 @@ import mmap
 from dataclasses import asdict
 from typing import Final
 
+from drafter_service.heads.levers import LmHeadPrecision
 from drafter_service.heads.plan import HeadPlan
 
 DIGEST_BYTES: Final = 16
@@ -15,7 +20,9 @@ _WITHOUT_EFFECT: Final = ("model_type", "max_position", "tie_word_embeddings")
 
 
 def head_fingerprint(plan: HeadPlan) -> str:
-    """Hex BLAKE2b over what is computed (record, sizes, dtype) and every byte of every tensor used.
+    """Hex BLAKE2b over what is computed (record, sizes, dtype, LM head) and every byte of every tensor used.
+
+    The plan's LM head precision is resolved; as stored and uncut, it adds nothing.
 
     Reads the tensors' bytes from their files: seconds for a head with large vocabulary tables.
     """
@@ -24,6 +31,9 @@ def head_fingerprint(plan: HeadPlan) -> str:
     record = plan.record
     computed = (record.concat, record.norm, record.attention, record.ffn, record.rope_position_offset)
     digest.update(json.dumps([config, computed], sort_keys=True).encode())
+    if plan.lm_head is not LmHeadPrecision.AS_STORED or plan.draft_vocab is not None:
+        ids = None if plan.draft_vocab is None else plan.draft_vocab.ids
+        digest.update(json.dumps([plan.lm_head, ids]).encode())
     for tensor in plan.tensors:
         stored = tensor.stored
         digest.update(json.dumps([tensor.role, tensor.layer, stored.dtype, tensor.shape]).encode())

@@ -4,7 +4,9 @@ K and V of a one-layer head depend on the pair alone, so absorbing runs neither 
 rows that draft go on to `finish`. The caller owns the K/V and the inference mode.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -54,16 +56,30 @@ class KvLayout:
 
 @dataclass(frozen=True)
 class HeadOutput:
-    """`logits` float32 [B, vocab_size]; `recycle` [B, hidden_size], the hidden of the next pair in a chain."""
+    """`logits` float32 [B, vocab_size], -inf for ids that cannot be drafted; `recycle` [B, hidden_size].
+
+    `recycle` is the hidden of the next pair in a chain.
+    """
 
     logits: Tensor
     recycle: Tensor
 
 
 class MtpHead:
-    """Frozen weights and the two halves of the forward. Safe to share between threads: nothing changes."""
+    """Frozen weights and the two halves of the forward. Safe to share between threads: nothing changes.
 
-    def __init__(self, config: HeadConfig, record: ArchitectureRecord, weights: HeadWeights, fingerprint: str) -> None:
+    `levers` are the settings that changed what it drafts, by name, as text.
+    """
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        record: ArchitectureRecord,
+        weights: HeadWeights,
+        fingerprint: str,
+        *,
+        levers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         assert record.attention is AttentionKind.GATED_GQA
         assert record.ffn is FfnKind.DENSE_SWIGLU
         assert config.num_layers == 1
@@ -71,6 +87,7 @@ class MtpHead:
         self.record = record
         self.weights = weights
         self.fingerprint = fingerprint
+        self.levers = levers
         self.device = weights.join_proj.device
         self.dtype = weights.join_proj.dtype
         self._folded = _fold_norms(weights, record.norm)
@@ -85,6 +102,11 @@ class MtpHead:
     def weight_bytes(self) -> int:
         """Bytes of weights on the device."""
         return self.weights.num_bytes()
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """How many ids can be drafted."""
+        return len(self.weights.lm_head)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings [B, hidden_size] of token ids [B]; ids must lie in [0, vocab_size)."""
@@ -112,8 +134,7 @@ class MtpHead:
         x = x + self._attention(self._norm(x, layer.input_norm), keys, layer, reader)
         x = x + self._feed_forward(self._norm(x, layer.ffn_norm), layer)
         y = self._norm(x, weights.final_norm)
-        logits = linear(y, weights.lm_head).float()
-        return HeadOutput(logits, y if self.config.recycle is RecycleSource.POST_NORM else x)
+        return HeadOutput(self._logits(y), y if self.config.recycle is RecycleSource.POST_NORM else x)
 
     def _attention(self, normed: Tensor, keys: Tensor, layer: LayerWeights, reader: KvReader) -> Tensor:
         # Head by head: the query's head_dim elements, then the gate's.
@@ -124,6 +145,14 @@ class MtpHead:
 
     def _feed_forward(self, normed: Tensor, layer: LayerWeights) -> Tensor:
         return linear(silu(linear(normed, layer.gate_proj)) * linear(normed, layer.up_proj), layer.down_proj)
+
+    def _logits(self, y: Tensor) -> Tensor:
+        """float32 [B, vocab_size]. Masks, argmax and normaliser need not know that the LM head was cut."""
+        table, ids = self._folded.lm_head, self._folded.draft_ids
+        logits = linear(y.to(table.dtype), table).float()
+        if ids is None:
+            return logits
+        return logits.new_full((len(y), self.config.vocab_size), float("-inf")).index_copy_(1, ids, logits)
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(-1, self.config.num_kv_heads, self.config.head_dim)

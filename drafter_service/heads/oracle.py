@@ -23,7 +23,8 @@ class OracleDraft:
     """One chain of drafts.
 
     `logprobs` are natural. `margins` are (best - second best logit) / largest |logit|: below the tolerance of a
-    comparison, the draft is a tie that rounding decides. `logits` is float32 [num_drafts, vocab_size].
+    comparison, the draft is a tie that rounding decides. `logits` is float32 [num_drafts, vocab_size], -inf for ids
+    outside the draft vocabulary.
     """
 
     ids: list[int]
@@ -53,7 +54,7 @@ def oracle_draft(head: MtpHead, tokens: Tensor, hiddens: Tensor, keys: Tensor, n
     logits = torch.stack(steps) if steps else hiddens.new_zeros(0, head.config.vocab_size)
     chosen = torch.tensor(ids, dtype=torch.int64, device=logits.device)[:, None]
     top2 = logits.topk(2, dim=-1).values
-    margins = (top2[:, 0] - top2[:, 1]) / logits.abs().amax(-1)
+    margins = (top2[:, 0] - top2[:, 1]) / logits.masked_fill(logits.isinf(), 0).abs().amax(-1)
     return OracleDraft(ids, logits.log_softmax(-1).gather(1, chosen)[:, 0].tolist(), margins.tolist(), logits)
 
 
@@ -72,9 +73,19 @@ def oracle_forward(head: MtpHead, tokens: Tensor, hiddens: Tensor, keys: Tensor)
     gate = layer.gate_proj.float() @ u
     x = x + layer.down_proj.float() @ (gate * torch.sigmoid(gate) * (layer.up_proj.float() @ u))
     y = _rms_norm(head, x, weights.final_norm)
-    starts = range(0, config.vocab_size, _VOCAB_CHUNK)
+    return _logits(head, y), y if config.recycle == RecycleSource.POST_NORM else x
+
+
+def _logits(head: MtpHead, y: Tensor) -> Tensor:
+    weights, vocab_size = head.weights, head.config.vocab_size
+    starts = range(0, len(weights.lm_head), _VOCAB_CHUNK)
     logits = torch.cat([weights.lm_head[start : start + _VOCAB_CHUNK].float() @ y for start in starts])
-    return logits[: config.vocab_size], y if config.recycle == RecycleSource.POST_NORM else x
+    if weights.draft_ids is None:
+        return logits[:vocab_size]
+    scattered = torch.full((vocab_size,), -math.inf, device=y.device)
+    for row, token in enumerate(weights.draft_ids.tolist()):
+        scattered[token] = logits[row]
+    return scattered
 
 
 def _attention_of_last(head: MtpHead, u: Tensor, keys: Tensor) -> Tensor:

@@ -1,16 +1,20 @@
 """What loading a head would do: its configuration, and every tensor with its place. No torch, no tensor data."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from drafter_service.heads.checkpoint import Checkpoint
 from drafter_service.heads.config import ELEMENT_BYTES, ConfigReading, HeadConfig, read_config
+from drafter_service.heads.draft_vocab import DraftVocabulary, read_draft_vocab
+from drafter_service.heads.levers import LmHeadPrecision, check_lm_head
 from drafter_service.heads.provenance import ResolvedValue
 from drafter_service.heads.record import ArchitectureRecord, HiddenSource, RecycleSource
 from drafter_service.heads.safetensors_header import CheckpointError, StoredTensor
 from drafter_service.heads.tables import find_tables
 
+_ID_BYTES: Final = 8
 STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16"}
 
 
@@ -31,7 +35,10 @@ class PlannedTensor:
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """A head that can be loaded. `tied`: the LM head is the embedding. `weight_bytes`: on the device."""
+    """A head that can be loaded. `tied`: the LM head is the embedding. `weight_bytes`: on the device.
+
+    `lm_head` None (auto) is for the device to decide. `draft_vocab` None is all of the vocabulary.
+    """
 
     checkpoint: Path
     target_checkpoint: Path | None
@@ -41,7 +48,32 @@ class HeadPlan:
     notes: tuple[str, ...]
     tensors: tuple[PlannedTensor, ...]
     tied: bool
-    weight_bytes: int
+    lm_head: LmHeadPrecision | None
+    draft_vocab: DraftVocabulary | None
+
+    @property
+    def has_own_lm_head(self) -> bool:
+        """Whether the device gets a table for the LM head alone: not if it is the embedding as it is."""
+        return not self.tied or self.draft_vocab is not None or self.lm_head not in {None, LmHeadPrecision.AS_STORED}
+
+    @property
+    def lm_head_source(self) -> PlannedTensor:
+        """The table that the LM head is made of."""
+        role = "embedding" if self.tied else "lm_head"
+        return next(tensor for tensor in self.tensors if tensor.role == role)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes on the device. An LM head that the device decides about (auto) counts as stored."""
+        own = [tensor for tensor in self.tensors if tensor.role != "lm_head"]
+        total = sum(math.prod(tensor.shape) * weight_element_bytes(tensor, self.config.dtype) for tensor in own)
+        if not self.has_own_lm_head:
+            return total
+        dtype = "float32" if self.lm_head is LmHeadPrecision.FLOAT32 else self.config.dtype
+        row_bytes = self.config.hidden_size * ELEMENT_BYTES[dtype]
+        if self.draft_vocab is None:
+            return total + self.config.vocab_size * row_bytes
+        return total + len(self.draft_vocab) * (row_bytes + _ID_BYTES)
 
 
 def plan_head(
@@ -51,10 +83,13 @@ def plan_head(
     dtype: str | None = None,
     hidden_source: HiddenSource | None = None,
     recycle: RecycleSource | None = None,
+    lm_head: LmHeadPrecision | None = LmHeadPrecision.AS_STORED,
+    draft_vocab: str = "all",
 ) -> HeadPlan:
     """Checks a checkpoint, and the target's where the head has no embedding or LM head of its own.
 
-    `dtype` is `float32`, `bfloat16` or None for the type that the head's joining projection is stored in.
+    `dtype` is `float32`, `bfloat16` or None for the type that the head's joining projection is stored in; `lm_head`
+    None = NVFP4 on a GPU, as stored on a CPU; `draft_vocab` is `all`, `first:N` or `ids:FILE`.
     Raises CheckpointError, in one line, naming what is missing, unused, misshapen or not supported.
     """
     reading = read_config(checkpoint, hidden_source=hidden_source, recycle=recycle)
@@ -68,17 +103,21 @@ def plan_head(
     computed = dtype or own[0].dtype
     if computed not in ELEMENT_BYTES:
         raise CheckpointError(f"cannot compute in {computed}: supported is {' or '.join(ELEMENT_BYTES)}")
+    check_lm_head(lm_head, reading.config.hidden_size)
+    directories = (checkpoint,) if target_checkpoint is None else (checkpoint, target_checkpoint)
+    chosen = read_draft_vocab(draft_vocab, reading.config.vocab_size, directories)
     origin = "override" if dtype else f"as {own[0].stored.name} is stored"
     return HeadPlan(
         checkpoint=checkpoint,
         target_checkpoint=target_checkpoint,
         record=reading.record,
         config=replace(reading.config, dtype=computed, tie_word_embeddings=tables.tied),
-        values=(*reading.values, ResolvedValue("dtype", computed, origin)),
-        notes=(*reading.notes, *opened.notes, *tables.notes, *_cast_notes(planned, computed)),
+        values=(*reading.values, ResolvedValue("dtype", computed, origin), *_lm_head_values(lm_head, chosen)),
+        notes=(*reading.notes, *opened.notes, *tables.notes, *_cast_notes(planned, computed), *_vocab_notes(chosen)),
         tensors=planned,
         tied=tables.tied,
-        weight_bytes=sum(_num_elements(tensor.shape) * weight_element_bytes(tensor, computed) for tensor in planned),
+        lm_head=lm_head,
+        draft_vocab=chosen,
     )
 
 
@@ -127,8 +166,15 @@ def _cast_notes(planned: tuple[PlannedTensor, ...], computed: str) -> tuple[str,
     return (f"cast to {computed}: {', '.join(cast)}",) if cast else ()
 
 
-def _num_elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def _lm_head_values(
+    precision: LmHeadPrecision | None, chosen: DraftVocabulary | None
+) -> tuple[ResolvedValue, ResolvedValue]:
+    lm_head, origin = ("auto", "nvfp4 on a GPU, else as stored") if precision is None else (precision.value, "setting")
+    draft_vocab = "all" if chosen is None else chosen.name
+    return ResolvedValue("lm_head", lm_head, origin), ResolvedValue("draft_vocab", draft_vocab, "setting")
+
+
+def _vocab_notes(chosen: DraftVocabulary | None) -> tuple[str, ...]:
+    if chosen is None:
+        return ()
+    return (f"draft vocabulary {chosen.name}: {len(chosen):,} ids, {chosen.num_control} of them control ids",)

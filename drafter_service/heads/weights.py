@@ -24,7 +24,11 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """A whole head. `embedding` and `lm_head` are [vocab_size, hidden_size], one tensor if they are tied."""
+    """A whole head. `embedding` is [vocab_size, hidden_size], `lm_head` [draft vocabulary, hidden_size].
+
+    They are one tensor if they are tied and the LM head is neither cut nor rounded. `draft_ids`, int64 of the
+    draft vocabulary, are the target ids of the rows of `lm_head`, ascending; None = row i is id i.
+    """
 
     embedding: Tensor
     lm_head: Tensor
@@ -33,6 +37,7 @@ class HeadWeights:
     hidden_norm: Tensor
     final_norm: Tensor
     layers: tuple[LayerWeights, ...]
+    draft_ids: Tensor | None = None
 
     def num_bytes(self) -> int:
         """Bytes on the device; a tied table counts once."""

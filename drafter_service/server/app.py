@@ -17,7 +17,14 @@ import grpc
 from prometheus_client import CollectorRegistry, start_http_server
 
 from drafter_service.config import ADMIN_SUFFIX, DESCRIPTOR_SUFFIX, ConfigError, ServiceConfig
-from drafter_service.heads import CheckpointError, HeadPlan, HiddenSource, RecycleSource, plan_head
+from drafter_service.heads import (
+    CheckpointError,
+    HeadPlan,
+    HiddenSource,
+    LmHeadPrecision,
+    RecycleSource,
+    plan_head,
+)
 from drafter_service.server.admin import AdminServicer
 from drafter_service.server.facts import HeadFacts, ServiceFacts, read_boot_id
 from drafter_service.server.health import Health, start_probe_server
@@ -118,6 +125,8 @@ class Service:
                 dtype=dtype,
                 hidden_source=None if config.hidden_source == "auto" else HiddenSource(config.hidden_source),
                 recycle=None if config.recycle == "auto" else RecycleSource(config.recycle),
+                lm_head=None if config.lm_head == "auto" else LmHeadPrecision(config.lm_head),
+                draft_vocab=config.draft_vocab,
             )
         except CheckpointError as error:
             raise ConfigError(str(error)) from error
@@ -202,15 +211,15 @@ class Service:
             dtype=head.dtype,
             hidden_source=head.hidden_source.value,
             vocab_size=head.vocab_size,
+            draft_vocab_size=assembly.head.draft_vocab_size,
             max_seq_len=assembly.max_seq_len,
             num_layers=head.num_layers,
             num_kv_heads=head.num_kv_heads,
             head_dim=head.head_dim,
             kv_bytes_per_row=head.kv_row_bytes,
         )
-        levers = {"hidden_source": head.hidden_source.value, "recycle": head.recycle.value, "dtype": head.dtype}
         release = version("drafter-service")
-        info = {"model_type": head.model_type, "fingerprint": facts.fingerprint, **levers}
+        info = {"model_type": head.model_type, "fingerprint": facts.fingerprint, **assembly.head.levers}
         self.metrics.describe(info, release)
         return ServiceFacts(
             config=self.config,
@@ -220,7 +229,7 @@ class Service:
             boot_id=read_boot_id(),
             version=release,
             descriptor_socket=descriptor_socket,
-            levers=levers,
+            levers=assembly.head.levers,
         )
 
     def _watch(self) -> None:

@@ -119,17 +119,28 @@ def assemble(
     except SelfTestError as error:
         engine.stop()
         raise ConfigError(str(error)) from error
+    _log_start(assembly, clock() - began)
+    return assembly
+
+
+def _log_start(assembly: Assembly, seconds: float) -> None:
+    config, head = assembly.config, assembly.head
     _log.info(
         "%s from %s on %s: %.1f MiB of weights, %d pages of %d rows, ready after %.1f s",
-        plan.config.model_type,
+        head.config.model_type,
         Path(config.checkpoint).name,
-        device,
+        head.device,
         head.weight_bytes() / MIB,
-        pool.num_pages,
+        assembly.num_pages,
         config.page_rows,
-        clock() - began,
+        seconds,
     )
-    return assembly
+    _log.info(
+        "levers: %s; %d of %d ids can be drafted",
+        ", ".join(f"{name} {value}" for name, value in head.levers.items()),
+        head.draft_vocab_size,
+        head.config.vocab_size,
+    )
 
 
 def _device(config: ServiceConfig) -> torch.device:

@@ -23,6 +23,7 @@ class HeadFacts:
         dtype: "float32" or "bfloat16".
         hidden_source: "pre_norm" or "post_norm".
         vocab_size: ids are < vocab_size.
+        draft_vocab_size: ids that can be drafted.
         max_seq_len: longest sequence, in tokens.
         num_layers: decoder layers.
         num_kv_heads: key/value heads.
@@ -37,6 +38,7 @@ class HeadFacts:
     dtype: str
     hidden_source: str
     vocab_size: int
+    draft_vocab_size: int
     max_seq_len: int
     num_layers: int
     num_kv_heads: int

@@ -130,7 +130,7 @@ class Handshake:
             dtype=DTYPE_NUMBERS[head.dtype],
             hidden_source=HIDDEN_SOURCES[head.hidden_source],
             vocab_size=head.vocab_size,
-            draft_vocab_size=head.vocab_size,
+            draft_vocab_size=head.draft_vocab_size,
             max_seq_len=head.max_seq_len,
             layer_count=head.num_layers,
             lookback=head.num_layers - 1,

@@ -6,6 +6,7 @@ import pytest
 
 from drafter_service.bench.tiny_head import write_tiny_head
 from drafter_service.cli import main
+from drafter_service.config import LEVERS
 from drafter_service.heads import plan_head
 from repository import ROOT
 
@@ -46,6 +47,24 @@ def test_acceptance_asks_the_running_service(capsys):
     assert figures["rounds"] == 3
     assert len(figures["accepted_by_draft_index"]) == 2
     assert 1 <= figures["mean_accept_length"] <= 3
+
+
+def test_levers_are_compared_on_the_same_positions(capsys):
+    report = json.loads(run(capsys, "acceptance", "--levers", "--positions", "9", "--num-drafts", "2", "--json"))
+    assert set(report) == FORM
+    assert report["command"] == "drafter-service bench acceptance --levers --positions 9 --num-drafts 2 --json"
+    cases = report["figures"]["cases"]
+    assert cases[0]["lever"] == "default"
+    assert {case["lever"] for case in cases} == {"default", *LEVERS, "min_logprob"}
+    assert all(case["rounds"] == 9 for case in cases)
+    assert (cases[0]["first_won"], cases[0]["first_lost"], cases[0]["offered"]) == (0, 0, 18)
+    assert all(case["first_won"] == 0 for case in cases if case["lever"] == "min_logprob")
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1000000"])
+def test_positions_that_the_texts_do_not_have_are_refused(capsys, count):
+    assert main(["bench", "acceptance", "--levers", "--positions", count]) == 2
+    assert "--positions" in capsys.readouterr().err
 
 
 def test_table_is_for_people_and_names_the_device(capsys):

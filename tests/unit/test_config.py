@@ -76,6 +76,8 @@ OTHERS = {
     "dtype": "bfloat16",
     "hidden_source": "pre_norm",
     "recycle": "post_norm",
+    "lm_head": "nvfp4",
+    "draft_vocab": "ids:/a/list",
     "log_level": "debug",
 }
 
@@ -114,6 +116,11 @@ def test_a_configuration_comes_back_from_the_flags_made_of_it(item):
         (["--insecure", "perhaps"], ["--insecure", "perhaps"]),
         (["--dtype", "float8"], ["--dtype", "float8", "bfloat16"]),
         (["--device", ""], ["--device"]),
+        (["--lm-head", "int4"], ["--lm-head", "int4", "nvfp4"]),
+        (["--draft-vocab", "some"], ["--draft-vocab", "some", "first:N"]),
+        (["--draft-vocab", "first:"], ["--draft-vocab", "first:N"]),
+        (["--draft-vocab", "first:-1"], ["--draft-vocab"]),
+        (["--draft-vocab", "ids:"], ["--draft-vocab", "ids:FILE"]),
         (["--log-level", "loud"], ["--log-level", "loud"]),
         (["--socket", ""], ["--socket", "--listen"]),
         (["--checkpoint", ""], ["--checkpoint is required"]),

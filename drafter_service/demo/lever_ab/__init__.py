@@ -1,0 +1,3 @@
+"""Every lever against the default, on the same positions of held-out files."""
+
+__all__: list[str] = []
