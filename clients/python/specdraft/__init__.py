@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from specdraft.aio.client import AsyncClient
+    from specdraft.aio.conversations import AsyncConversations
     from specdraft.aio.sequence import AsyncSequence
-    from specdraft.answers import Carry, KeyRange, Proposal, SequenceState
+    from specdraft.answers import Carry, KeyRange, Proposal, SequenceState, StoredDrafts
     from specdraft.client import Client
+    from specdraft.conversations import Conversations
     from specdraft.errors import (
         AbortedError,
         Code,
@@ -39,16 +41,19 @@ if TYPE_CHECKING:
     from specdraft.pairs import NextPairs, next_pairs
     from specdraft.sequence import Sequence
     from specdraft.server_info import HeadInfo, Limits, ServerInfo
+    from specdraft.turns import Resumed
     from specdraft.words import DType, HiddenSource, MemoryKind, RowsPolicy, StopReason
 
 __all__ = [
     "AbortedError",
     "AsyncClient",
+    "AsyncConversations",
     "AsyncSequence",
     "Carry",
     "CatchupItem",
     "Client",
     "Code",
+    "Conversations",
     "DType",
     "DeadlineError",
     "FailedPreconditionError",
@@ -67,6 +72,7 @@ __all__ = [
     "ProposeItem",
     "Reason",
     "ResourceExhaustedError",
+    "Resumed",
     "RowsPolicy",
     "Sequence",
     "SequenceState",
@@ -74,6 +80,7 @@ __all__ = [
     "SessionOptions",
     "SpecdraftError",
     "StopReason",
+    "StoredDrafts",
     "TransportError",
     "UnavailableError",
     "UnimplementedError",
@@ -85,15 +92,18 @@ _HOMES: Final[Mapping[str, str]] = MappingProxyType(
         name: module
         for module, names in (
             ("aio.client", ("AsyncClient",)),
+            ("aio.conversations", ("AsyncConversations",)),
             ("aio.sequence", ("AsyncSequence",)),
-            ("answers", ("Carry", "KeyRange", "Proposal", "SequenceState")),
+            ("answers", ("Carry", "KeyRange", "Proposal", "SequenceState", "StoredDrafts")),
             ("client", ("Client",)),
+            ("conversations", ("Conversations",)),
             ("hiddens", ("HiddenRows",)),
             ("items", ("CatchupItem", "ProposeItem")),
             ("options", ("SessionOptions",)),
             ("pairs", ("NextPairs", "next_pairs")),
             ("sequence", ("Sequence",)),
             ("server_info", ("HeadInfo", "Limits", "ServerInfo")),
+            ("turns", ("Resumed",)),
             ("words", ("DType", "HiddenSource", "MemoryKind", "RowsPolicy", "StopReason")),
         )
         for name in names

@@ -9,7 +9,7 @@ from typing import Final
 from specdraft.v1 import drafter_pb2, session_pb2
 from specdraft.words import StopReason
 
-__all__ = ["Carry", "KeyRange", "Proposal", "SequenceState"]
+__all__ = ["Carry", "KeyRange", "Proposal", "SequenceState", "StoredDrafts"]
 
 _STOP_REASONS: Final = frozenset(StopReason)
 
@@ -61,23 +61,50 @@ class Proposal:
         logprobs: natural logarithm of each draft's probability.
         stop_reason: why there are not more.
         state: where the sequence stands.
+        recommended_drafts: if asked for: the number of drafts with which the most tokens a second are to be expected,
+            for the next round; 0 = do not draft now. None = not asked for.
     """
 
     drafts: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop_reason: StopReason
     state: SequenceState
+    recommended_drafts: int | None = None
 
     @classmethod
     def read(cls, message: drafter_pb2.ProposeResult, state: SequenceState) -> Proposal:
         """Reads a result whose status is OK; `state` is the one that it brings."""
-        number = int(message.stop_reason)
         return cls(
             tuple(message.drafts),
             tuple(message.logprobs),
-            StopReason(number) if number in _STOP_REASONS else StopReason.UNSPECIFIED,
+            _stop_reason(message.stop_reason),
             state,
+            message.recommended_drafts if message.HasField("recommended_drafts") else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDrafts:
+    """The drafts of a sequence's last round, from the service's own copy.
+
+    Attributes:
+        drafts: d_1..d_n.
+        logprobs: natural logarithm of each draft's probability.
+        stop_reason: why there are not more.
+        last_embedding: embedding of d_n, [head_width] elements of the session's dtype, little-endian; empty where it
+            was not asked for, or there is no draft.
+    """
+
+    drafts: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: StopReason
+    last_embedding: bytes
+
+    @classmethod
+    def read(cls, message: drafter_pb2.ReadDraftsResponse) -> StoredDrafts:
+        """Reads a `ReadDraftsResponse`."""
+        reason = _stop_reason(message.stop_reason)
+        return cls(tuple(message.drafts), tuple(message.logprobs), reason, message.last_embedding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +125,20 @@ class Carry:
     expires_in_ms: int
     head_fingerprint: str = ""
 
+    @property
+    def last_key(self) -> int:
+        """Its largest key; -1 = it has none."""
+        return self.ranges[-1].end - 1 if self.ranges else -1
+
     @classmethod
     def read(cls, message: session_pb2.CarryInfo, head_fingerprint: str = "") -> Carry:
         """Reads a `CarryInfo`."""
         return cls(message.kv_id, _ranges(message.ranges), message.label, message.expires_in_ms, head_fingerprint)
+
+
+def _stop_reason(number: int) -> StopReason:
+    # A newer service may know reasons that this client does not.
+    return StopReason(int(number)) if int(number) in _STOP_REASONS else StopReason.UNSPECIFIED
 
 
 def _ranges(messages: Iterable[session_pb2.KeyRange]) -> tuple[KeyRange, ...]:

@@ -11,6 +11,7 @@ from typing import Self, TypeAlias, Unpack
 from specdraft import operations
 from specdraft.answers import Carry, Proposal, SequenceState
 from specdraft.channel import open_channel
+from specdraft.conversations import Conversations
 from specdraft.errors import SpecdraftError
 from specdraft.exchanges import Exchange
 from specdraft.items import (
@@ -63,6 +64,7 @@ class Client:
         self._options = SessionOptions(**options)
         self._lock = threading.Lock()
         self._closed = False
+        self._conversations = Conversations(self._live_session, self._options)
         self._channel = open_channel(target, self._options.credentials)
         try:
             self._session = self._open_session()
@@ -121,6 +123,11 @@ class Client:
     def carries(self) -> tuple[Carry, ...]:
         """Carries that were found under the carry key when the session opened."""
         return self._session.terms.carries
+
+    @property
+    def conversations(self) -> Conversations:
+        """Sequences that were parked between two turns, to be resumed."""
+        return self._conversations
 
     def server_info(self) -> ServerInfo:
         """Asks what this service is."""

@@ -38,6 +38,7 @@ class CatchupItem(Generic[S]):
     hiddens: object
     allow_gap: bool = False
     accepted_drafts: int | None = None
+    verified_tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class ProposeItem(Generic[S]):
     accepted_drafts: int | None = None
     min_logprob: float | None = None
     mask: Sequence[int] = ()
+    verified_tokens: Sequence[int] = ()
+    recommend: bool = False
+    verify_us: int | None = None
 
 
 def catchup_job(ledger: Ledger, item: CatchupItem[S], terms: SessionTerms) -> Job:
@@ -70,7 +74,7 @@ def propose_job(ledger: Ledger, item: ProposeItem[S], terms: SessionTerms) -> Jo
     Raises:
         ValueError: hidden rows of another shape or type.
     """
-    return Job(ledger, _run(item, terms), Draft(item.num_drafts, item.min_logprob, item.mask))
+    return Job(ledger, _run(item, terms), _draft(item))
 
 
 def proposal_or_error(job: Job) -> Proposal | SpecdraftError:
@@ -105,4 +109,8 @@ def written(job: Job) -> SequenceState:
 
 def _run(item: CatchupItem[S] | ProposeItem[S], terms: SessionTerms) -> PairRun:
     rows = read_rows(item.hiddens, terms.dtype, terms.width)
-    return PairRun(item.first_key, item.tokens, rows, item.allow_gap, item.accepted_drafts)
+    return PairRun(item.first_key, item.tokens, rows, item.allow_gap, item.accepted_drafts, item.verified_tokens)
+
+
+def _draft(item: ProposeItem[S]) -> Draft:
+    return Draft(item.num_drafts, item.min_logprob, item.mask, item.recommend, item.verify_us)

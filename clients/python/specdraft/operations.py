@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from specdraft.answers import Carry, SequenceState
+from specdraft.answers import Carry, SequenceState, StoredDrafts
 from specdraft.errors import SpecdraftError
 from specdraft.exchanges import Exchange, Steps
 from specdraft.ledger import Ledger
@@ -20,6 +20,7 @@ __all__ = [
     "free_kv",
     "install_kv",
     "open_sequence",
+    "read_drafts",
     "read_state",
     "take_kv",
     "truncate",
@@ -68,6 +69,19 @@ def read_state(ledger: Ledger, timeout_s: float) -> Steps[SequenceState]:
     answer = yield Exchange("GetSequence", request, timeout_s)
     ledger.settle(SequenceState.read(answer.state))
     return ledger.state
+
+
+def read_drafts(ledger: Ledger, op: int | None, *, with_last_embedding: bool, timeout_s: float) -> Steps[StoredDrafts]:
+    """Reads the drafts of the last round again."""
+    if op is None and ledger.unsure:
+        yield from read_state(ledger, timeout_s)
+    request = drafter_pb2.ReadDraftsRequest(
+        sequence_id=ledger.sequence_id,
+        op=ledger.last_op if op is None else op,
+        with_last_embedding=with_last_embedding,
+    )
+    answer = yield Exchange("ReadDrafts", request, timeout_s)
+    return StoredDrafts.read(answer)
 
 
 def truncate(ledger: Ledger, first_key: int, accepted_drafts: int | None, timeout_s: float) -> Steps[SequenceState]:

@@ -30,6 +30,9 @@ class SessionKeywords(TypedDict, total=False):
     timeout_s: float
     client_name: str
     carry_key: bytes
+    with_masks: bool
+    carries_max: int
+    carry_tokens_max: int
     use_drive: bool
     credentials: grpc.ChannelCredentials | None
 
@@ -53,6 +56,9 @@ class SessionOptions:
             sequence stands after a timeout) may take that many times as long.
         client_name: free text of at most 64 bytes for the service's listings.
         carry_key: secret of 16 to 64 bytes under which carries outlive the session; empty = they end with it.
+        with_masks: make room for grammar masks in shared memory; without it they travel inside the messages.
+        carries_max: most carries that `Client.conversations` remembers.
+        carry_tokens_max: most tokens that it remembers for them, over all of them, at four bytes each.
         use_drive: use the `Drive` stream for everything after `OpenSession`; unary calls where it is not served.
         credentials: `grpc.ssl_channel_credentials(...)` for TCP; None = a plain channel (Unix sockets).
     """
@@ -69,6 +75,9 @@ class SessionOptions:
     timeout_s: float = 5.0
     client_name: str = ""
     carry_key: bytes = b""
+    with_masks: bool = False
+    carries_max: int = 256
+    carry_tokens_max: int = 1 << 22
     use_drive: bool = True
     credentials: grpc.ChannelCredentials | None = None
 
@@ -76,7 +85,7 @@ class SessionOptions:
         """Checks what can be checked without the service.
 
         Raises:
-            ValueError: an unknown dtype or memory, or a deadline that is not positive.
+            ValueError: an unknown dtype or memory, a deadline that is not positive, or a bound that is negative.
         """
         if self.hidden_dtype not in ("float32", "bfloat16"):
             message = f"hidden_dtype {self.hidden_dtype!r} is neither 'float32' nor 'bfloat16'"
@@ -87,6 +96,11 @@ class SessionOptions:
         if self.timeout_s <= 0:
             message = f"timeout_s {self.timeout_s} is not positive"
             raise ValueError(message)
+
+        for name in ("carries_max", "carry_tokens_max"):
+            if getattr(self, name) < 0:
+                message = f"{name} {getattr(self, name)} is negative"
+                raise ValueError(message)
 
     @property
     def dtype(self) -> DType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specdraft.hiddens import HiddenRows
@@ -21,6 +21,7 @@ class PairRun:
         hiddens: n rows, row j = h_{f+j}.
         allow_gap: whether keys between the stored rows and f may stay without rows.
         accepted_drafts: accepted drafts of the last round; None = the service counts.
+        verified_tokens: rows policy APPROXIMATE: t_{P+1}.. of the keys from P up to f, P = last_pair_key + 1.
     """
 
     first_key: int
@@ -28,6 +29,7 @@ class PairRun:
     hiddens: HiddenRows
     allow_gap: bool = False
     accepted_drafts: int | None = None
+    verified_tokens: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """Checks that tokens and rows pair up.
@@ -43,11 +45,10 @@ class PairRun:
         """The first `count` pairs. The tokens are already those *after* each hidden, so a cut needs no care."""
         if count >= len(self.tokens):
             return self
-        rows = self.hiddens.rows(0, count)
-        return PairRun(self.first_key, self.tokens[:count], rows, self.allow_gap, self.accepted_drafts)
+        return replace(self, tokens=self.tokens[:count], hiddens=self.hiddens.rows(0, count))
 
     def after(self, count: int) -> PairRun | None:
-        """What follows the first `count` pairs, once they are written: it leaves no gap and judges no round."""
+        """What follows the first `count` pairs, once they are written: no gap, no round to judge, no drafts to verify."""
         if count >= len(self.tokens):
             return None
         rows = self.hiddens.rows(count, self.hiddens.row_count)

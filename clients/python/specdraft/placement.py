@@ -1,15 +1,16 @@
-"""Where the hidden rows of one request lie: an arena slot, the staging area, or the message itself."""
+"""Where the hidden rows and the mask of one request lie: an arena slot, the staging area, or the message itself."""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from specdraft.hiddens import HiddenRows
 from specdraft.memory import HostArena, SlotPool, StagingRows
 from specdraft.terms import SessionTerms
-from specdraft.v1 import tensor_pb2
+from specdraft.v1 import drafter_pb2, tensor_pb2
 from specdraft.words import wire
 
 __all__ = ["MESSAGE_MARGIN_BYTES", "TOKEN_SIZE_BYTES", "Placed", "Placement"]
@@ -19,6 +20,8 @@ TOKEN_SIZE_BYTES: Final = 5
 
 MESSAGE_MARGIN_BYTES: Final = 1024
 """Room for the ids, numbers and tags of one entry and of the frame around it, in bytes; a grammar mask is extra."""
+
+_MASK_WORD_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Placed:
         row_count: how many of the rows given were placed: the first ones.
         message_size_bytes: what they and their tokens add to the message.
         kind, slot: what to give back.
+        mask: how the request names its grammar mask; None = it has none.
     """
 
     ref: tensor_pb2.TensorRef
@@ -37,6 +41,7 @@ class Placed:
     message_size_bytes: int
     kind: Literal["slot", "staging", "inline"]
     slot: int = 0
+    mask: drafter_pb2.GrammarMask | None = None
 
 
 class Placement:
@@ -67,6 +72,22 @@ class Placement:
         ref = tensor_pb2.TensorRef(inline=bytes(kept.data), dtype=wire(self._terms.dtype), row_count=kept.row_count)
         size = MESSAGE_MARGIN_BYTES + kept.data.nbytes + TOKEN_SIZE_BYTES * kept.row_count
         return Placed(ref, kept.row_count, size, "inline")
+
+    def place_mask(self, placed: Placed, words: Sequence[int]) -> Placed:
+        """Puts a mask beside rows that lie in a slot, if the session has room for masks there; else in the message.
+
+        Args:
+            placed: where the rows are.
+            words: [W] or [K, W] flattened. What is neither goes into the message: the service says what is wrong.
+        """
+        width, arena = self._terms.mask_words, self._arena
+        row_count, rest = divmod(len(words), width) if width else (0, 1)
+        if arena is None or placed.kind != "slot" or rest or not 1 <= row_count <= arena.layout.max_drafts:
+            mask = drafter_pb2.GrammarMask(words=words)
+            size = placed.message_size_bytes + _MASK_WORD_BYTES * len(words)
+            return replace(placed, mask=mask, message_size_bytes=size)
+        arena.write_mask(placed.slot, words)
+        return replace(placed, mask=drafter_pb2.GrammarMask(arena_slot=placed.slot, arena_row_count=row_count))
 
     def release(self, placed: Placed) -> None:
         """Gives a place back, once the service no longer reads it."""

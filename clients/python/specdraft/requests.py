@@ -46,6 +46,7 @@ def open_session_request(
         slot_count=options.slot_count,
         max_drafts=options.max_drafts,
         prefill_row_count=options.prefill_rows,
+        with_masks=options.with_masks,
         boot_id=boot_id,
         pid=os.getpid(),
         carry_key=options.carry_key,

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from specdraft import operations
-from specdraft.answers import Carry, Proposal, SequenceState
+from specdraft.answers import Carry, Proposal, SequenceState, StoredDrafts
 from specdraft.errors import SpecdraftError
 from specdraft.hiddens import read_rows
 from specdraft.items import ProposeItem, proposal, propose_job, written
@@ -84,6 +84,7 @@ class Sequence:
         *,
         allow_gap: bool = False,
         accepted_drafts: int | None = None,
+        verified_tokens: Tokens[int] = (),
     ) -> SequenceState:
         """Writes pairs: rows with keys >= first_key are dropped, then one row a pair is appended.
 
@@ -93,9 +94,11 @@ class Sequence:
             hiddens: row j = h_{f+j}, [len(tokens), hidden_width].
             allow_gap: keys between the stored rows and f may stay without rows.
             accepted_drafts: accepted drafts of the last round; None = the service counts.
+            verified_tokens: rows policy APPROXIMATE: t_{P+1}.. of the keys from P up to f, where P = last_pair_key + 1.
+                They must equal the last drafts (`DRAFT_MISMATCH`), whose rows then stay as approximate rows.
         """
         rows = read_rows(hiddens, self._session.terms.dtype, self._session.terms.width)
-        return self._catchup(PairRun(first_key, tokens, rows, allow_gap, accepted_drafts))
+        return self._catchup(PairRun(first_key, tokens, rows, allow_gap, accepted_drafts, verified_tokens))
 
     def propose(
         self,
@@ -108,6 +111,9 @@ class Sequence:
         accepted_drafts: int | None = None,
         min_logprob: float | None = None,
         mask: Tokens[int] = (),
+        verified_tokens: Tokens[int] = (),
+        recommend: bool = False,
+        verify_us: int | None = None,
     ) -> Proposal:
         """Writes pairs like `catchup`, then drafts `num_drafts` tokens from the last one.
 
@@ -120,8 +126,25 @@ class Sequence:
             accepted_drafts: as for `catchup`.
             min_logprob: stop after the first draft whose log-probability is below this.
             mask: grammar mask, 32-bit words, [W] or [K, W] flattened, W = ceil(vocab_size / 32); empty = none.
+            verified_tokens: as for `catchup`.
+            recommend: answer `Proposal.recommended_drafts` too.
+            verify_us: how long the target's verify takes, in microseconds, for the recommendation; None = the service
+                takes the time from its last answer to this request.
         """
-        item = ProposeItem(self, first_key, tokens, hiddens, num_drafts, allow_gap, accepted_drafts, min_logprob, mask)
+        item = ProposeItem(
+            self,
+            first_key,
+            tokens,
+            hiddens,
+            num_drafts,
+            allow_gap=allow_gap,
+            accepted_drafts=accepted_drafts,
+            min_logprob=min_logprob,
+            mask=mask,
+            verified_tokens=verified_tokens,
+            recommend=recommend,
+            verify_us=verify_us,
+        )
         job = propose_job(self._ledger, item, self._session.terms)
         with self.lock:
             self._session.run(propose_jobs([job], self._session.terms, self._session.placement))
@@ -138,6 +161,22 @@ class Sequence:
         """Asks the service where the sequence stands."""
         with self.lock:
             return self._session.run(operations.read_state(self._ledger, self._session.terms.timeout_s))
+
+    def read_drafts(self, op: int | None = None, *, with_last_embedding: bool = False) -> StoredDrafts:
+        """The drafts of the last round, from the service's own copy.
+
+        Args:
+            op: the operation that drafted; None = the last one. Only the last operation's drafts are kept.
+            with_last_embedding: whether to bring the embedding of the last draft.
+
+        Raises:
+            AbortedError: `OP_OUT_OF_ORDER`: the last operation is another one, or drafted nothing.
+        """
+        timeout_s = self._session.terms.timeout_s
+        with self.lock:
+            return self._session.run(
+                operations.read_drafts(self._ledger, op, with_last_embedding=with_last_embedding, timeout_s=timeout_s)
+            )
 
     def take_kv(self, label: str = "") -> Carry:
         """Moves all rows out; the sequence is empty then. `label`: the caller's own name, at most 64 bytes."""

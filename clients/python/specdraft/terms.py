@@ -29,6 +29,9 @@ class SessionTerms:
         lease_s, grace_s: how long the session lives after its last call, and after its stream broke.
         memory_kind: how hidden rows travel.
         carries: found under the carry key when the session opened.
+        layer_count: decoder layers of the head.
+        page_rows: rows of a page of the service's KV pool.
+        mask_words: 32-bit words of one mask row, where the arena has room for masks; 0 = it has none.
     """
 
     session_id: bytes
@@ -44,6 +47,9 @@ class SessionTerms:
     memory_kind: MemoryKind
     incarnation: bytes
     carries: tuple[Carry, ...]
+    layer_count: int
+    page_rows: int
+    mask_words: int = 0
 
     @property
     def row_size_bytes(self) -> int:
@@ -72,6 +78,9 @@ def read_terms(options: SessionOptions, info: ServerInfo, answer: session_pb2.Op
         memory_kind=kind,
         incarnation=answer.incarnation,
         carries=tuple(Carry.read(one) for one in answer.carries),
+        layer_count=info.head.layer_count,
+        page_rows=limits.kv_page_row_count,
+        mask_words=-(-info.head.vocab_size // 32) if answer.arena.slot.mask_offset_bytes else 0,
     )
 
 

@@ -28,11 +28,15 @@ class Draft:
         num_drafts: K.
         min_logprob: stop after the first draft below it.
         mask: grammar mask words, [W] or [K, W] flattened; empty = none.
+        recommend: whether to be told how many drafts are worth asking for.
+        verify_us: how long a verify takes, in microseconds; None = the service measures.
     """
 
     num_drafts: int
     min_logprob: float | None = None
     mask: Sequence[int] = ()
+    recommend: bool = False
+    verify_us: int | None = None
 
 
 @dataclass(slots=True)
@@ -120,7 +124,9 @@ def _gather(jobs: Sequence[Job], terms: SessionTerms, placement: Placement) -> l
     for job in jobs[: terms.entries_max or 1]:
         rows = job.run.hiddens
         placed = placement.place(rows.rows(0, min(rows.row_count, terms.rows_max or rows.row_count)))
-        size_bytes += placed.message_size_bytes + 4 * len(job.draft.mask if job.draft else ())
+        if job.draft is not None and job.draft.mask:
+            placed = placement.place_mask(placed, job.draft.mask)
+        size_bytes += placed.message_size_bytes
         if batch and size_bytes > terms.message_size_max_bytes:
             placement.release(placed)
             break
@@ -142,6 +148,7 @@ def _entry(job: Job, placed: Placed) -> Any:
         tokens=run.tokens[: placed.row_count],
         hiddens=placed.ref,
         allow_gap=run.allow_gap,
+        verified_tokens=run.verified_tokens,
     )
     if job.draft is None:
         return drafter_pb2.CatchupEntry(
@@ -154,7 +161,9 @@ def _entry(job: Job, placed: Placed) -> Any:
         draft_count=job.draft.num_drafts,
         accepted_drafts=run.accepted_drafts,
         min_logprob=job.draft.min_logprob,
-        mask=drafter_pb2.GrammarMask(words=job.draft.mask) if job.draft.mask else None,
+        mask=placed.mask,
+        recommend=job.draft.recommend,
+        verify_us=job.draft.verify_us,
     )
 
 

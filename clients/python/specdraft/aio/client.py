@@ -11,6 +11,7 @@ from typing import Self, TypeAlias, Unpack
 import grpc.aio
 
 from specdraft import operations
+from specdraft.aio.conversations import AsyncConversations
 from specdraft.aio.sequence import AsyncSequence
 from specdraft.aio.session import AsyncSession, open_session
 from specdraft.aio.transport import AsyncTransport
@@ -62,6 +63,7 @@ class AsyncClient:
         self._channel: grpc.aio.Channel | None = None
         self._opened: AsyncSession | None = None
         self._lock = asyncio.Lock()
+        self._conversations = AsyncConversations(self._live_session, self._options)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -139,6 +141,11 @@ class AsyncClient:
     def carries(self) -> tuple[Carry, ...]:
         """Carries that were found under the carry key when the session opened."""
         return self.session.terms.carries
+
+    @property
+    def conversations(self) -> AsyncConversations:
+        """Sequences that were parked between two turns, to be resumed."""
+        return self._conversations
 
     async def server_info(self) -> ServerInfo:
         """Asks what this service is."""

@@ -9,7 +9,7 @@ from typing import Self
 
 from specdraft import operations
 from specdraft.aio.session import AsyncSession
-from specdraft.answers import Carry, Proposal, SequenceState
+from specdraft.answers import Carry, Proposal, SequenceState, StoredDrafts
 from specdraft.errors import SpecdraftError
 from specdraft.hiddens import read_rows
 from specdraft.items import ProposeItem, proposal, propose_job, written
@@ -75,10 +75,11 @@ class AsyncSequence:
         *,
         allow_gap: bool = False,
         accepted_drafts: int | None = None,
+        verified_tokens: Tokens[int] = (),
     ) -> SequenceState:
         """As `Sequence.catchup`."""
         rows = read_rows(hiddens, self._session.terms.dtype, self._session.terms.width)
-        return await self._catchup(PairRun(first_key, tokens, rows, allow_gap, accepted_drafts))
+        return await self._catchup(PairRun(first_key, tokens, rows, allow_gap, accepted_drafts, verified_tokens))
 
     async def propose(
         self,
@@ -91,9 +92,25 @@ class AsyncSequence:
         accepted_drafts: int | None = None,
         min_logprob: float | None = None,
         mask: Tokens[int] = (),
+        verified_tokens: Tokens[int] = (),
+        recommend: bool = False,
+        verify_us: int | None = None,
     ) -> Proposal:
         """As `Sequence.propose`."""
-        item = ProposeItem(self, first_key, tokens, hiddens, num_drafts, allow_gap, accepted_drafts, min_logprob, mask)
+        item = ProposeItem(
+            self,
+            first_key,
+            tokens,
+            hiddens,
+            num_drafts,
+            allow_gap=allow_gap,
+            accepted_drafts=accepted_drafts,
+            min_logprob=min_logprob,
+            mask=mask,
+            verified_tokens=verified_tokens,
+            recommend=recommend,
+            verify_us=verify_us,
+        )
         job = propose_job(self._ledger, item, self._session.terms)
         async with self.lock:
             await self._session.run(propose_jobs([job], self._session.terms, self._session.placement))
@@ -110,6 +127,14 @@ class AsyncSequence:
         """As `Sequence.state`."""
         async with self.lock:
             return await self._session.run(operations.read_state(self._ledger, self._session.terms.timeout_s))
+
+    async def read_drafts(self, op: int | None = None, *, with_last_embedding: bool = False) -> StoredDrafts:
+        """As `Sequence.read_drafts`."""
+        timeout_s = self._session.terms.timeout_s
+        async with self.lock:
+            return await self._session.run(
+                operations.read_drafts(self._ledger, op, with_last_embedding=with_last_embedding, timeout_s=timeout_s)
+            )
 
     async def take_kv(self, label: str = "") -> Carry:
         """As `Sequence.take_kv`."""

@@ -49,6 +49,7 @@ class SpeculativeDecoding:
         streamer: Any = None,
         min_logprob: float | None = None,
         pause_rounds: int = _PAUSE_ROUNDS,
+        adaptive: bool = False,
     ) -> None:
         if client is None and num_drafts:
             raise ValueError(f"num_drafts {num_drafts} needs a client")
@@ -58,6 +59,7 @@ class SpeculativeDecoding:
         self._streamer = streamer
         self._min_logprob = min_logprob
         self._pause_rounds = pause_rounds
+        self._adaptive = adaptive
 
     def __call__(
         self,
@@ -108,7 +110,8 @@ class SpeculativeDecoding:
 
     def _decode(self, client: Client, model: Any, target: Target, chooser: Chooser) -> None:
         tap = HiddenTap(model, client.options)
-        loop = _Loop(target, chooser, tap, Drafting(client, self._min_logprob, self._pause_rounds))
+        drafting = Drafting(client, self._min_logprob, self._pause_rounds, adaptive=self._adaptive)
+        loop = _Loop(target, chooser, tap, drafting)
         accepted: int | None = None
         try:
             with tap.installed():
@@ -164,6 +167,7 @@ def speculative_generate(
     streamer: Any = None,
     min_logprob: float | None = None,
     pause_rounds: int = _PAUSE_ROUNDS,
+    adaptive: bool = False,
 ) -> SpeculativeDecoding:
     """A decoding method for `model.generate(..., custom_generate=...)` that drafts through the service.
 
@@ -179,6 +183,8 @@ def speculative_generate(
             `custom_generate` function, so it has to be given here.
         min_logprob: stop drafting after the first draft below it.
         pause_rounds: rounds without drafts after an error of the service, before it is tried again.
+        adaptive: draft as many as the service recommends from the acceptance and times seen, `num_drafts` at most,
+            and none where drafting does not pay.
     """
     return SpeculativeDecoding(
         client,
@@ -187,6 +193,7 @@ def speculative_generate(
         streamer=streamer,
         min_logprob=min_logprob,
         pause_rounds=pause_rounds,
+        adaptive=adaptive,
     )
 
 

@@ -16,6 +16,7 @@ from specdraft.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from specdraft.integrations.transformers.appetite import Appetite
 from specdraft.sequence import Sequence
 
 __all__ = ["Drafting"]
@@ -43,8 +44,9 @@ class Drafting:
     that hardly happens.
     """
 
-    def __init__(self, client: Client, min_logprob: float | None, pause_rounds: int) -> None:
+    def __init__(self, client: Client, min_logprob: float | None, pause_rounds: int, *, adaptive: bool = False) -> None:
         self._client = client
+        self._appetite = Appetite() if adaptive else None
         self._min_logprob = min_logprob
         self._pause_rounds = pause_rounds
         self._rounds_to_wait = 0
@@ -81,13 +83,22 @@ class Drafting:
         try:
             if self._sequence is None:
                 self._sequence = self._client.open_sequence()
+            appetite = self._appetite
             proposal = self._sequence.propose(
-                first_key, tokens, hiddens, num_drafts, allow_gap=self._leaves_gap, min_logprob=self._min_logprob
+                first_key,
+                tokens,
+                hiddens,
+                num_drafts if appetite is None else appetite.at_most(num_drafts),
+                allow_gap=self._leaves_gap,
+                min_logprob=self._min_logprob,
+                recommend=appetite is not None,
             )
         except SpecdraftError as error:
             self._fail(error)
             return ()
         self._leaves_gap = False
+        if appetite is not None:
+            appetite.advised(proposal.recommended_drafts)
         return proposal.drafts
 
     def close(self, accepted_drafts: int | None) -> None:

@@ -56,7 +56,7 @@ class HiddenTap:
         """For the first forward: also watches what the LM head reads.
 
         Raises:
-            ValueError: it is not what this tap keeps.
+            ValueError: it is not what this tap keeps, or the target computes NaN.
         """
         head = self._model.get_output_embeddings()
         if self._source is not HiddenSource.POST_NORM or head is None:
@@ -69,6 +69,11 @@ class HiddenTap:
         finally:
             handle.remove()
         if not seen or not self._parts or not torch.equal(seen[-1][0, -1], self._parts[0][0, -1].to(seen[-1].device)):
+            if self._parts and bool(self._parts[0].isnan().any()):  # NaN equals nothing, not even itself
+                raise ValueError(
+                    f"the hidden states of {type(self._model).__name__} hold NaN after the prompt: the target itself "
+                    "computes nothing of use"
+                )
             raise ValueError(
                 f"the LM head of {type(self._model).__name__} does not read its base model's last_hidden_state: "
                 "its POST_NORM hidden states are not known"

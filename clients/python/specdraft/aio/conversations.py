@@ -1,0 +1,66 @@
+"""Turns of conversations for asyncio: parking a sequence's rows, and going on from them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+from specdraft.aio.sequence import AsyncSequence
+from specdraft.aio.session import AsyncSession
+from specdraft.answers import Carry
+from specdraft.carry_book import CarryBook, KnownCarry, Wanted, compact
+from specdraft.options import SessionOptions
+from specdraft.turns import Opening, Resumed, free_carries, resume
+from specdraft.words import RowsPolicy
+
+__all__ = ["AsyncConversations"]
+
+
+class AsyncConversations:
+    """`Conversations` with the same words, to be awaited. `AsyncClient.conversations`."""
+
+    def __init__(self, live_session: Callable[[], Awaitable[AsyncSession]], options: SessionOptions) -> None:
+        self._live_session = live_session
+        self._book = CarryBook(options.carries_max, options.carry_tokens_max)
+
+    def __len__(self) -> int:
+        return len(self._book)
+
+    @property
+    def carries(self) -> tuple[Carry, ...]:
+        """As `Conversations.carries`."""
+        return tuple(one.carry for one in self._book.known)
+
+    async def park(self, sequence: AsyncSequence, tokens: Iterable[int], conversation: str = "") -> Carry:
+        """As `Conversations.park`."""
+        kept, session = compact(tokens), sequence.session
+        carry = await sequence.take_kv(conversation)
+        await sequence.close()
+        known = KnownCarry.make(carry, kept, session.terms.layer_count)
+        await session.run(free_carries(self._book.add(known), session.terms.timeout_s))
+        return carry
+
+    async def resume(
+        self,
+        tokens: Iterable[int],
+        conversation: str = "",
+        *,
+        budget_tokens: int = 0,
+        rows_policy: RowsPolicy = RowsPolicy.EXACT,
+        keep_carry: bool = False,
+    ) -> Resumed[AsyncSequence]:
+        """As `Conversations.resume`."""
+        session = await self._live_session()
+        terms = session.terms
+        wanted = Wanted(compact(tokens), conversation, terms.layer_count, terms.page_rows, keep_carry)
+        ledger = await session.run(resume(self._book, wanted, Opening(budget_tokens, rows_policy, terms.timeout_s)))
+        return Resumed.of(AsyncSequence(session, ledger), ledger.state)
+
+    async def adopt(self, carry: Carry, tokens: Iterable[int]) -> None:
+        """As `Conversations.adopt`."""
+        session = await self._live_session()
+        known = KnownCarry.make(carry, compact(tokens), session.terms.layer_count)
+        await session.run(free_carries(self._book.add(known), session.terms.timeout_s))
+
+    def forget(self, carry: Carry) -> None:
+        """As `Conversations.forget`."""
+        self._book.forget(carry)
