@@ -97,6 +97,12 @@ def _add_bench(commands: _Commands) -> None:
         "--positions", type=int, help=f"positions (default {POSITIONS}; with --levers {LEVER_POSITIONS})"
     )
     acceptance.add_argument("--num-drafts", type=int, default=3, help="drafts of a position (default %(default)s)")
+    acceptance.add_argument(
+        "--prompts",
+        type=int,
+        default=16,
+        help="generations that the rows policies are compared on (default %(default)s)",
+    )
     acceptance.set_defaults(run=_bench_acceptance)
     carry = kinds.add_parser("carry", help="TakeKV and InstallKV of few and of many rows")
     carry.add_argument("--rows", type=int, nargs=2, default=(100, 100_000), metavar=("FEW", "MANY"))
@@ -185,12 +191,21 @@ def _bench_rpc(flags: argparse.Namespace) -> int:
 def _bench_acceptance(flags: argparse.Namespace) -> int:
     if flags.levers:
         return _bench_levers(flags)
-    from drafter_service.demo import acceptance
+    from drafter_service.demo import acceptance, policies
 
     plan = acceptance.AcceptancePlan(POSITIONS if flags.positions is None else flags.positions, flags.num_drafts)
     figures = acceptance.measure_acceptance(plan)
-    command = f"drafter-service bench acceptance --positions {plan.num_positions} --num-drafts {plan.num_drafts} --json"
-    return _report("acceptance", command, figures, acceptance.describe, as_json=flags.json)
+    rounds = policies.PolicyPlan(num_prompts=flags.prompts, num_drafts=flags.num_drafts)
+    figures["rows_policies"] = policies.measure_policies(rounds)
+    command = (
+        f"drafter-service bench acceptance --positions {plan.num_positions} --num-drafts {plan.num_drafts} "
+        f"--prompts {flags.prompts} --json"
+    )
+
+    def describe(measured: dict[str, Any]) -> str:
+        return f"{acceptance.describe(measured)}\n\n{policies.describe(measured['rows_policies'])}"
+
+    return _report("acceptance", command, figures, describe, as_json=flags.json)
 
 
 def _bench_levers(flags: argparse.Namespace) -> int:

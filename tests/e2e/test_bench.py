@@ -41,12 +41,20 @@ def test_carry_measures_both_sizes(capsys):
 
 
 def test_acceptance_asks_the_running_service(capsys):
-    report = json.loads(run(capsys, "acceptance", "--positions", "3", "--num-drafts", "2", "--json"))
+    report = json.loads(run(capsys, "acceptance", "--positions", "3", "--num-drafts", "2", "--prompts", "1", "--json"))
     assert set(report) == FORM
     figures = report["figures"]
     assert figures["rounds"] == 3
     assert len(figures["accepted_by_draft_index"]) == 2
     assert 1 <= figures["mean_accept_length"] <= 3
+
+
+def test_trimming_loses_a_row_a_verify_and_the_other_policies_lose_none(capsys):
+    arguments = ("acceptance", "--positions", "1", "--prompts", "1", "--json")
+    policies = json.loads(run(capsys, *arguments))["figures"]["rows_policies"]
+    assert policies["exact"]["share_of_decoded_rows_seen"] == 1.0
+    assert policies["approximate"]["share_of_decoded_rows_seen"] == 1.0
+    assert policies["trim"]["share_of_decoded_rows_seen"] < 0.9
 
 
 def test_levers_are_compared_on_the_same_positions(capsys):
@@ -68,7 +76,7 @@ def test_positions_that_the_texts_do_not_have_are_refused(capsys, count):
 
 
 def test_table_is_for_people_and_names_the_device(capsys):
-    text = run(capsys, "acceptance", "--positions", "2")
+    text = run(capsys, "acceptance", "--positions", "2", "--prompts", "1")
     assert "mean accept length" in text
     assert "cores" in text.splitlines()[-1]
 
