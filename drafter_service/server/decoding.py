@@ -269,7 +269,9 @@ def _single(operation: ops.Operation) -> Decoded:
 
 
 def _digest(message: Message) -> bytes:
-    return hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()
+    # With its type: a `TakeKV` and a `Truncate` of everything, for example, have the same bytes.
+    typed = message.DESCRIPTOR.name.encode() + b"\0" + message.SerializeToString(deterministic=True)
+    return hashlib.blake2b(typed, digest_size=16).digest()
 
 
 def _check_op(op: int) -> None:
