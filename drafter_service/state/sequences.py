@@ -104,9 +104,9 @@ class Sequence:
         return SequenceView(self.last_op, rows.row_count, rows.last_key, rows.spans, self.first_approximate_key)
 
     def drop_rows(self, first_key: int) -> None:
-        """Drops the rows with keys >= first_key, and the draft rows."""
+        """Drops the rows with keys >= first_key, draft rows among them."""
+        self.draft_rows = self.draft_rows[: max(first_key - self.rows.last_key - 1, 0)]
         self.rows = self.rows.below(first_key)
-        self.draft_rows = ()
         if self.first_approximate_key >= first_key:
             self.first_approximate_key = -1
 
