@@ -13,6 +13,7 @@ from drafter_service.state import Round, Rows, Sequence
 from specdraft.errors import Reason, SpecdraftError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
     from torch import Tensor
@@ -217,18 +218,22 @@ def _take_pages(
     num_positions = sequence.max_keys - 1 - rows.last_key + rowless
     if num_drafts > num_positions:
         num_drafts, limit = num_positions, Stop.POSITION_LIMIT
-    shared = _shared(ledger, sequence, row_begin, rows.row_count + max(num_drafts - rowless, 0))
-    num_missing = ledger.num_pages_for(rows.row_count) - len(sequence.pages)
-    num_missing_all = ledger.num_pages_for(rows.row_count + max(num_drafts - rowless, 0)) - len(sequence.pages)
-    num_needed = max(num_missing, 0) + len(shared)
-    num_needed_all = max(num_missing_all, 0) + len(shared)
-    ledger.vault.make_room(num_needed_all)
-    num_free = ledger.allocator.num_free
-    if num_needed_all > num_free >= num_needed:
-        num_rows = (len(sequence.pages) + num_free - len(shared)) * ledger.identity.page_rows
-        num_drafts, limit = num_rows - rows.row_count + rowless, Stop.PAGES
-        num_needed_all = num_free
-    taken = require_pages(ledger.allocator, ledger.vault, num_needed_all if num_needed <= num_free else num_needed)
+    most = num_drafts
+
+    def needed(num_drafts: int, carried: Mapping[int, int]) -> int:
+        """Pages that the write with so many drafts takes, once carries have let go of `carried`."""
+        row_end = rows.row_count + max(num_drafts - rowless, 0)
+        num_new = max(ledger.num_pages_for(row_end) - len(sequence.pages), 0)
+        return num_new + len(_shared(ledger, sequence, row_begin, row_end, carried))
+
+    if not ledger.vault.find_room(lambda carried: needed(most, carried)):
+        if not ledger.vault.find_room(lambda carried: needed(0, carried)):
+            require_pages(ledger.allocator, ledger.vault, needed(0, {}))
+        while needed(num_drafts, {}) > ledger.allocator.num_free:
+            num_drafts -= 1
+        limit = Stop.PAGES
+    taken = ledger.allocator.allocate(needed(num_drafts, {}))
+    shared = _shared(ledger, sequence, row_begin, rows.row_count + max(num_drafts - rowless, 0), {})
     replaced = {}
     for index in shared:
         replaced[index], sequence.pages[index] = sequence.pages[index], taken.pop()
@@ -238,8 +243,9 @@ def _take_pages(
     return num_drafts, limit, replaced
 
 
-def _shared(ledger: Ledger, sequence: Sequence, row_begin: int, row_end: int) -> list[int]:
-    """Indices of the sequence's pages that rows [row_begin, row_end) lie in and that others hold too."""
+def _shared(ledger: Ledger, sequence: Sequence, row_begin: int, row_end: int, carried: Mapping[int, int]) -> list[int]:
+    """Indices of the sequence's pages that rows [row_begin, row_end) lie in and that others than `carried` hold too."""
     first = row_begin // ledger.identity.page_rows
     end = min(ledger.num_pages_for(row_end), len(sequence.pages))
-    return [index for index in range(first, end) if ledger.allocator.is_shared(sequence.pages[index])]
+    pages, allocator = sequence.pages, ledger.allocator
+    return [index for index in range(first, end) if allocator.is_shared(pages[index], carried.get(pages[index], 0))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,15 +99,26 @@ class Vault:
         for carry in self.carries.expired(self._clock()):
             self.give_up(carry, "expired")
 
-    def make_room(self, num_pages: int) -> None:
-        """Gives up the oldest carries until num_pages pages are free; none, if that would not be enough."""
-        if num_pages <= self._allocator.num_free or not len(self.carries):
-            return
+    def find_room(self, num_needed: Callable[[Mapping[int, int]], int]) -> bool:
+        """Gives up the oldest carries until enough pages are free; none, and False, if that would not be enough.
+
+        Args:
+            num_needed: pages needed once carries have let go of the given ones, with how many of them held each. What
+                carries alone share with a sequence has to be copied no more when they are gone.
+        """
+        if num_needed({}) <= self._allocator.num_free:
+            return True
         held = Counter(page for carry in self.carries for page in carry.pages)
-        if self._allocator.num_free + self._allocator.num_freed(held) < num_pages:
-            return
-        while self._allocator.num_free < num_pages:
+        if self._allocator.num_free + self._allocator.num_freed(held) < num_needed(held):
+            return False
+        while num_needed({}) > self._allocator.num_free:
             self._give_up_oldest()
+        return True
+
+    @property
+    def num_own_pages(self) -> int:
+        """Pages that nobody but carries holds."""
+        return self._allocator.num_freed(Counter(page for carry in self.carries for page in carry.pages))
 
     def left_ms(self, carry: Carry) -> int:
         """Time until a carry is given up, in milliseconds."""
@@ -124,9 +135,8 @@ class Vault:
 
 def require_pages(allocator: PageAllocator, vault: Vault, count: int) -> list[int]:
     """Takes pages, from carries if need be. Raises PAGES_EXHAUSTED, having taken none."""
-    vault.make_room(count)
-    num_free = allocator.num_free
-    if count > num_free:
+    if not vault.find_room(lambda _: count):
+        num_free = allocator.num_free
         raise make_error(
             Reason.PAGES_EXHAUSTED,
             f"{count} more pages are needed and {num_free} are free",

@@ -235,13 +235,13 @@ class Service:
     def _watch(self) -> None:
         assert self.assembly is not None, "called once it is there"
         ledger, sessions = self.assembly.engine.ledger, self.assembly.sessions
-        allocator, carries = ledger.allocator, ledger.vault.carries
+        allocator, vault = ledger.allocator, ledger.vault
         self.metrics.watch(
             {"sessions": lambda: len(sessions), "sequences": lambda: len(ledger.sequences)},
             {
                 "free": lambda: allocator.num_free,
-                "carried": lambda: carries.num_pages,
-                "live": lambda: allocator.num_pages - allocator.num_free - carries.num_pages,
+                "carried": lambda: vault.num_own_pages,
+                "live": lambda: allocator.num_pages - allocator.num_free - vault.num_own_pages,
             },
         )
 

@@ -59,9 +59,9 @@ class PageAllocator:
             if self._holders[page] == 0:
                 self._free.append(page)
 
-    def is_shared(self, page: int) -> bool:
-        """Whether a page has several holders, so that none of them may write it."""
-        return self._holders[page] > 1
+    def is_shared(self, page: int, num_leaving: int = 0) -> bool:
+        """Whether a page has several holders, so that none of them may write it; num_leaving of them do not count."""
+        return self._holders[page] - num_leaving > 1
 
     def num_freed(self, releases: Mapping[int, int]) -> int:
         """How many pages would be free if each lost as many holders as `releases` says."""
