@@ -85,7 +85,7 @@ def _add_demo(commands: _Commands) -> None:
 
 
 def _add_bench(commands: _Commands) -> None:
-    bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry")
+    bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry, sessions")
     kinds = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     rpc = kinds.add_parser("rpc", help="round trips beside a bare gRPC echo and the head's own forward")
     rpc.add_argument("--rounds", type=int, default=7, help="rounds (default %(default)s)")
@@ -109,7 +109,11 @@ def _add_bench(commands: _Commands) -> None:
     carry.add_argument("--rounds", type=int, default=7, help="rounds (default %(default)s)")
     carry.add_argument("--calls", type=int, default=100, help="calls of each case in a round (default %(default)s)")
     carry.set_defaults(run=_bench_carry)
-    for kind in (rpc, acceptance, carry):
+    sessions = kinds.add_parser("sessions", help="many clients at once, and what an idle sequence costs")
+    sessions.add_argument("--sequences", type=int, default=1000, help="idle sequences (default %(default)s)")
+    sessions.add_argument("--rounds", type=int, default=15, help="rounds (default %(default)s)")
+    sessions.set_defaults(run=_bench_sessions)
+    for kind in (rpc, acceptance, carry, sessions):
         kind.add_argument("--json", action="store_true", help="print the result as it is committed")
 
 
@@ -230,6 +234,15 @@ def _bench_carry(flags: argparse.Namespace) -> int:
     figures = carry.measure_carry(few, many, Plan(flags.rounds, flags.calls))
     command = f"drafter-service bench carry --rows {few} {many} --rounds {flags.rounds} --calls {flags.calls} --json"
     return _report("carry", command, figures, carry.describe, as_json=flags.json)
+
+
+def _bench_sessions(flags: argparse.Namespace) -> int:
+    from drafter_service.bench import sessions
+
+    plan = sessions.SessionsPlan(num_sequences=flags.sequences, num_rounds=flags.rounds)
+    figures = sessions.measure_sessions(plan)
+    command = f"drafter-service bench sessions --sequences {flags.sequences} --rounds {flags.rounds} --json"
+    return _report("sessions", command, figures, sessions.describe, as_json=flags.json)
 
 
 def _report(

@@ -2,7 +2,7 @@
 
 * exact: the pairs of all verified tokens are written from the target's hidden states.
 * approximate: the target hands over one hidden state a round; accepted drafts keep the rows that drafting made.
-* trim: the rule of an engine that only cuts its KV back: of the rows that a round wrote (the last pair's and the drafts')
+* trim: the rule of an engine that only cuts its KV back: of the rows that a round wrote (its pair's and its drafts')
   as many stay as drafts were accepted, so that every verify loses one verified row. A mode of this benchmark only.
 """
 
@@ -110,7 +110,7 @@ def _rounds(head: MtpHead, story: Story, num_drafts: int, policy: str) -> list[t
     first_key, row_begin, position = 0, 0, story.num_prompt
     rounds = []
     while position + num_drafts < len(story.tokens):
-        entry = _entry(story, pages, first_key, row_begin, position, num_drafts)
+        entry = _entry(story, pages, first_key=first_key, row_begin=row_begin, position=position, num_drafts=num_drafts)
         (result,) = runner.run([entry])
         accepted = common_prefix(result.drafts, story.tokens[position + 1 :])
         rounds.append((accepted, entry.num_rows - story.num_prompt, position - story.num_prompt))
@@ -127,7 +127,9 @@ def _next_rows(policy: str, entry: RunEntry, position: int, accepted: int) -> tu
     return entry.num_rows + stay, position + accepted
 
 
-def _entry(story: Story, pages: array[int], first_key: int, row_begin: int, position: int, num_drafts: int) -> RunEntry:
+def _entry(
+    story: Story, pages: array[int], *, first_key: int, row_begin: int, position: int, num_drafts: int
+) -> RunEntry:
     """The pairs from first_key to the newest, key position - 1, whose token is the target's t_position."""
     tokens: Sequence[int] = story.tokens[first_key + 1 : position + 1]
     return RunEntry(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from drafter_service.engine.arrivals import Arrivals
 from drafter_service.engine.batch import PlannedWrite, RoundCost, Runner, RunResult, commit, fail, plan_write
 from drafter_service.engine.ledger import Ledger
 from drafter_service.engine.operations import Answer, Call, InFlight, Operation, Outcome, Refusal, Write
@@ -21,6 +23,18 @@ _T = TypeVar("_T")
 
 DRAFT_SHARE = 0.1
 """Weight of a new batch in the running cost of a draft."""
+
+TAKE_ALONG_SHARE = 0.5
+TAKE_ALONG_S = 5e-3
+"""A batch waits at most this share of a usual batch, and at most this long, for calls that are being decoded."""
+
+ABOUT_S = 0.5
+GLANCE_S = 300e-6
+GLANCE_SHARE = 4
+"""How long a glance at the door takes, and how many of them fit into the patience of a batch that is worth it."""
+
+YIELD_S = 50e-6
+"""How long the decoding threads are let run in between."""
 
 IDLE_BEAT_S = 0.5
 """The heartbeat of an idle engine."""
@@ -64,6 +78,7 @@ class Engine:
         self.ledger = ledger
         self.runner = runner
         self.heartbeat = clock()
+        self.arrivals = Arrivals()
         self._scheduler = scheduler
         self._in_flight = in_flight
         self._observer = observer
@@ -72,6 +87,8 @@ class Engine:
         self._submit_lock = threading.Lock()
         self._stopping = False
         self._draft_s = 0.0
+        self._batch_s = 0.0
+        self._seen_at: dict[bytes, float] = {}
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -135,8 +152,29 @@ class Engine:
         is_open = True
         while is_open or len(self._scheduler):
             is_open = self._take_in(wait=not len(self._scheduler)) and is_open
+            is_open = self._take_along() and is_open
             self.heartbeat = self._clock()
             self._step()
+
+    def _take_along(self) -> bool:
+        """Takes in the calls that are just being decoded, if a batch is about to run; False as `_take_in`."""
+        is_open = True
+        patience = min(TAKE_ALONG_SHARE * self._batch_s, TAKE_ALONG_S)
+        until = self._clock() + patience
+        # Where other sessions have written lately, one glance whether they are at the door: Python shows it only to
+        # those who let go of the interpreter.
+        glances = int(patience > GLANCE_SHARE * GLANCE_S and self._others_are_about())
+        while is_open and len(self._scheduler) and (glances or self.arrivals) and self._clock() < until:
+            time.sleep(GLANCE_S if glances else YIELD_S)
+            glances = 0
+            is_open = self._take_in(wait=False)
+        return is_open
+
+    def _others_are_about(self) -> bool:
+        """Whether a session that has nothing waiting has written within the last moments."""
+        since = self._clock() - ABOUT_S
+        self._seen_at = {session: seen for session, seen in self._seen_at.items() if seen > since}
+        return any(not self._scheduler.has_jobs_of(session) for session in self._seen_at)
 
     def _take_in(self, *, wait: bool) -> bool:
         """Moves everything that has arrived to the scheduler; False once the end has been announced."""
@@ -185,6 +223,8 @@ class Engine:
             return
         num_rows = sum(len(plan.entry.tokens) for _, plan in planned)
         seconds = self._clock() - began
+        self._seen_at.update(dict.fromkeys((job.operation.session_id for job, _ in planned), began))
+        self._batch_s += DRAFT_SHARE * (seconds - self._batch_s)
         self._observer.batch_run(len(planned), num_rows, seconds)
         num_steps = max(plan.entry.num_drafts for _, plan in planned)
         if num_steps:

@@ -49,6 +49,10 @@ class Scheduler:
     def __len__(self) -> int:
         return self._num_waiting
 
+    def has_jobs_of(self, session_id: bytes) -> bool:
+        """Whether a session has a job that waits."""
+        return session_id in self._waiting
+
     def add(self, call: Call) -> None:
         """Takes up the open operations of a call, in their order."""
         for index in call.open_indices():

@@ -24,7 +24,7 @@ from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import session_pb2
 
 Encode = Callable[[Session, Message, Sequence[ops.Outcome]], Message]
-Decode = Callable[[Session, Message], Decoded]
+Decode = Callable[..., Decoded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Calls:
         self._clock = clock
         self._kinds = self._make_kinds(Decoder(facts))
 
-    def _make_kinds(self, decoder: Decoder) -> Mapping[type[Message], tuple[Callable[..., Decoded], Encode]]:
+    def _make_kinds(self, decoder: Decoder) -> Mapping[type[Message], tuple[Decode, Encode]]:
         head, page_rows = self._facts.head, self._facts.config.page_rows
         take_kv = partial(encoding.take_kv_response, head=head, page_rows=page_rows)
         return {
@@ -102,6 +102,17 @@ class Calls:
         kind = self._kinds.get(type(request))
         if kind is None:
             raise not_implemented(type(request).__name__.removesuffix("Request"))
+        with self._engine.arrivals.one():
+            self._begin(kind, session, request, deadline, on_done)
+
+    def _begin(
+        self,
+        kind: tuple[Decode, Encode],
+        session: Session,
+        request: Message,
+        deadline: float,
+        on_done: Callable[[Answerable], None],
+    ) -> None:
         decode, encode = kind
         decoded = decode(session, request)
 

@@ -1,0 +1,193 @@
+"""Many clients at once: proposals of several sessions that arrive together, beside one call for all of them.
+
+And what an idle sequence costs: the service's resident memory before and after a thousand of them are opened.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from drafter_service.bench.rpc import MODELS
+from drafter_service.config import MIB, ServiceConfig
+from drafter_service.server.process import ServiceProcess
+from specdraft.v1 import drafter_pb2 as pb
+from specdraft.v1 import drafter_pb2_grpc, session_pb2, tensor_pb2
+
+TOGETHER_GOAL = 1.25
+IDLE_GOAL_BYTES = 4096
+TIMEOUT_S = 60.0
+NUM_DRAFTS = 3
+CONTEXT_ROWS = 64
+WARM_UP_SEQUENCES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsPlan:
+    """How much is measured.
+
+    Attributes:
+        num_sessions: sessions that call together.
+        num_entries: sequences that each of them proposes for.
+        num_sequences: open sequences in all.
+        num_rounds: rounds; the two ways of asking take turns.
+    """
+
+    num_sessions: int = 8
+    num_entries: int = 8
+    num_sequences: int = 1000
+    num_rounds: int = 15
+
+
+class _Caller:
+    """One session with open sequences, each holding some rows."""
+
+    def __init__(self, target: str, num_sequences: int, width: int) -> None:
+        self.channel = grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)])
+        self._stub = drafter_pb2_grpc.DrafterStub(self.channel)
+        self._send: Any = self.channel.unary_unary("/specdraft.v1.Drafter/Propose")
+        request = session_pb2.OpenSessionRequest(
+            protocol_version=1,
+            hidden_source=session_pb2.HIDDEN_SOURCE_POST_NORM,
+            hidden_dtype=tensor_pb2.D_TYPE_FLOAT32,
+            hidden_width=width,
+            memory_kind=tensor_pb2.MEMORY_KIND_INLINE,
+        )
+        token = self._stub.OpenSession(request, timeout=TIMEOUT_S).session_token
+        self._metadata = (("specdraft-token-bin", token),)
+        self._width = width
+        self._ops: dict[bytes, int] = {}
+        self.fill(self.open(num_sequences), CONTEXT_ROWS)
+
+    def open(self, count: int) -> list[bytes]:
+        """Opens sequences."""
+        opened = []
+        for _ in range(count):
+            request = pb.OpenSequenceRequest(open_id=secrets.token_bytes(16))
+            answer = self._stub.OpenSequence(request, timeout=TIMEOUT_S, metadata=self._metadata)
+            self._ops[answer.sequence_id] = 0
+            opened.append(answer.sequence_id)
+        return opened
+
+    def fill(self, sequence_ids: Sequence[bytes], num_rows: int) -> None:
+        """Gives sequences their rows."""
+        for sequence_id in sequence_ids:
+            entry = pb.CatchupEntry(sequence_id=sequence_id, op=self._next_op(sequence_id), pairs=self._pairs(num_rows))
+            answer = self._stub.Catchup(pb.CatchupRequest(entries=[entry]), timeout=TIMEOUT_S, metadata=self._metadata)
+            assert answer.results[0].status.code == 0, answer
+
+    def proposal(self, count: int) -> pb.ProposeRequest:
+        """A Propose for the first `count` sequences, from the pair behind their rows."""
+        request = pb.ProposeRequest()
+        for sequence_id in list(self._ops)[:count]:
+            pairs = self._pairs(1, CONTEXT_ROWS)
+            entry = pb.ProposeEntry(
+                sequence_id=sequence_id, op=self._next_op(sequence_id), pairs=pairs, draft_count=NUM_DRAFTS
+            )
+            request.entries.append(entry)
+        return request
+
+    def begin(self, frame: bytes) -> Any:
+        """Sends a serialised Propose; its `result()` is the serialised answer."""
+        return self._send.future(frame, timeout=TIMEOUT_S, metadata=self._metadata)
+
+    def _next_op(self, sequence_id: bytes) -> int:
+        self._ops[sequence_id] += 1
+        return self._ops[sequence_id]
+
+    def _pairs(self, count: int, first_key: int = 0) -> pb.Pairs:
+        rows = bytes(count * self._width * 4)
+        ref = tensor_pb2.TensorRef(inline=rows, dtype=tensor_pb2.D_TYPE_FLOAT32, row_count=count)
+        return pb.Pairs(first_key=first_key, tokens=range(1, count + 1), hiddens=ref)
+
+
+def measure_sessions(plan: SessionsPlan, models: Path = MODELS) -> dict[str, Any]:
+    """Figures: both ways' medians, their ratio round by round, bytes of an idle sequence, and which goals are met."""
+    config = ServiceConfig(
+        checkpoint=models / "head",
+        target_checkpoint=models / "target",
+        kv_bytes=64 * MIB,
+        torch_threads=1,
+        log_level="warning",
+    )
+    with ExitStack() as stack:
+        reached = stack.enter_context(ServiceProcess(config))
+        width = _width(reached.target)
+        callers = [_Caller(reached.target, plan.num_entries, width) for _ in range(plan.num_sessions)]
+        callers.append(_Caller(reached.target, plan.num_sessions * plan.num_entries, width))
+        for caller in callers:
+            stack.callback(caller.channel.close)
+        idle_bytes = _idle_bytes(reached.pid, callers[-1], plan.num_sequences)
+        rounds = [_round(callers, plan) for _ in range(plan.num_rounds + 2)][2:]
+    ratio = statistics.median(apart / whole for apart, whole in rounds)
+    return {
+        "plan": asdict(plan),
+        "together_us_p50": round(statistics.median(apart for apart, _ in rounds), 1),
+        "one_call_us_p50": round(statistics.median(whole for _, whole in rounds), 1),
+        "together_over_one_call": round(ratio, 3),
+        "idle_sequence_bytes": idle_bytes,
+        "goals": {
+            f"{plan.num_sessions} sessions together <= {TOGETHER_GOAL} x one call": ratio <= TOGETHER_GOAL,
+            f"an idle sequence < {IDLE_GOAL_BYTES} bytes": idle_bytes < IDLE_GOAL_BYTES,
+        },
+    }
+
+
+def describe(figures: dict[str, Any]) -> str:
+    """The figures as a table."""
+    plan = figures["plan"]
+    together = (
+        f"{plan['num_sessions']} sessions x {plan['num_entries']} sequences at once: "
+        f"{figures['together_over_one_call']:.2f} x one call for all of them"
+    )
+    idle = f"an idle sequence: {figures['idle_sequence_bytes']} bytes of resident memory beside its pages"
+    lines = [together, idle]
+    lines += [f"goal {'met   ' if met else 'missed'} {goal}" for goal, met in figures["goals"].items()]
+    return "\n".join(lines)
+
+
+def _width(target: str) -> int:
+    with grpc.insecure_channel(target) as channel:
+        stub = drafter_pb2_grpc.DrafterStub(channel)
+        return int(stub.GetServerInfo(session_pb2.GetServerInfoRequest(), timeout=TIMEOUT_S).head.hidden_width)
+
+
+def _round(callers: Sequence[_Caller], plan: SessionsPlan) -> tuple[float, float]:
+    """Microseconds until the last of all sessions has its drafts, and until one call for as many sequences has."""
+    *apart, whole = callers
+    whole_us = _time([whole], [whole.proposal(plan.num_sessions * plan.num_entries)])
+    return _time(apart, [caller.proposal(plan.num_entries) for caller in apart]), whole_us
+
+
+def _time(callers: Sequence[_Caller], requests: Sequence[pb.ProposeRequest]) -> float:
+    """Microseconds from the first request sent to the last answer received. Messages are made and read outside."""
+    frames = [request.SerializeToString() for request in requests]
+    began = time.perf_counter_ns()
+    calls = [caller.begin(frame) for caller, frame in zip(callers, frames, strict=True)]
+    answers = [call.result() for call in calls]
+    taken_us = (time.perf_counter_ns() - began) / 1000
+    for answer in answers:
+        assert all(result.status.code == 0 for result in pb.ProposeResponse.FromString(answer).results), answer
+    return taken_us
+
+
+def _idle_bytes(pid: int, caller: _Caller, num_sequences: int) -> int:
+    """Resident bytes of the service that one more sequence takes, opened and written to once."""
+    caller.fill(caller.open(WARM_UP_SEQUENCES), 1)
+    before = _resident_bytes(pid)
+    caller.fill(caller.open(num_sequences), 1)
+    return round((_resident_bytes(pid) - before) / num_sequences)
+
+
+def _resident_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    (kib,) = (int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+    return kib * 1024
