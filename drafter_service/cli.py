@@ -109,8 +109,10 @@ def _add_bench(commands: _Commands) -> None:
     carry.add_argument("--rounds", type=int, default=7, help="rounds (default %(default)s)")
     carry.add_argument("--calls", type=int, default=100, help="calls of each case in a round (default %(default)s)")
     carry.set_defaults(run=_bench_carry)
-    sessions = kinds.add_parser("sessions", help="many clients at once, and what an idle sequence costs")
-    sessions.add_argument("--sequences", type=int, default=1000, help="idle sequences (default %(default)s)")
+    sessions = kinds.add_parser("sessions", help="many clients at once")
+    sessions.add_argument(
+        "--sequences", type=int, default=1000, help="open sequences that do nothing meanwhile (default %(default)s)"
+    )
     sessions.add_argument("--rounds", type=int, default=15, help="rounds (default %(default)s)")
     sessions.set_defaults(run=_bench_sessions)
     for kind in (rpc, acceptance, carry, sessions):

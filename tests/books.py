@@ -99,7 +99,7 @@ class Books:
 
     def open(self, max_keys: int = 200, session: bytes = SESSION) -> bytes:
         sequence_id = secrets.token_bytes(16)
-        opened = ops.Open(session, sequence_id, secrets.token_bytes(16), max_keys, reserve=False, max_sequences=99)
+        opened = ops.Open(session, sequence_id, secrets.token_bytes(16), max_keys, reserve=False, max_sequences=9999)
         (outcome,) = self.ask(opened)
         assert isinstance(outcome, ops.Opened)
         return outcome.sequence_id

@@ -1,7 +1,4 @@
-"""Many clients at once: proposals of several sessions that arrive together, beside one call for all of them.
-
-And what an idle sequence costs: the service's resident memory before and after a thousand of them are opened.
-"""
+"""Many clients at once: proposals of several sessions that arrive together, beside one call for all of them."""
 
 from __future__ import annotations
 
@@ -23,11 +20,9 @@ from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import drafter_pb2_grpc, session_pb2, tensor_pb2
 
 TOGETHER_GOAL = 1.25
-IDLE_GOAL_BYTES = 4096
 TIMEOUT_S = 60.0
 NUM_DRAFTS = 3
 CONTEXT_ROWS = 64
-WARM_UP_SEQUENCES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +105,7 @@ class _Caller:
 
 
 def measure_sessions(plan: SessionsPlan, models: Path = MODELS) -> dict[str, Any]:
-    """Figures: both ways' medians, their ratio round by round, bytes of an idle sequence, and which goals are met."""
+    """Figures: both ways' medians, their ratio round by round, and whether the goal is met."""
     config = ServiceConfig(
         checkpoint=models / "head",
         target_checkpoint=models / "target",
@@ -125,7 +120,7 @@ def measure_sessions(plan: SessionsPlan, models: Path = MODELS) -> dict[str, Any
         callers.append(_Caller(reached.target, plan.num_sessions * plan.num_entries, width))
         for caller in callers:
             stack.callback(caller.channel.close)
-        idle_bytes = _idle_bytes(reached.pid, callers[-1], plan.num_sequences)
+        callers[-1].open(plan.num_sequences)
         rounds = [_round(callers, plan) for _ in range(plan.num_rounds + 2)][2:]
     ratio = statistics.median(apart / whole for apart, whole in rounds)
     return {
@@ -133,10 +128,8 @@ def measure_sessions(plan: SessionsPlan, models: Path = MODELS) -> dict[str, Any
         "together_us_p50": round(statistics.median(apart for apart, _ in rounds), 1),
         "one_call_us_p50": round(statistics.median(whole for _, whole in rounds), 1),
         "together_over_one_call": round(ratio, 3),
-        "idle_sequence_bytes": idle_bytes,
         "goals": {
             f"{plan.num_sessions} sessions together <= {TOGETHER_GOAL} x one call": ratio <= TOGETHER_GOAL,
-            f"an idle sequence < {IDLE_GOAL_BYTES} bytes": idle_bytes < IDLE_GOAL_BYTES,
         },
     }
 
@@ -148,8 +141,7 @@ def describe(figures: dict[str, Any]) -> str:
         f"{plan['num_sessions']} sessions x {plan['num_entries']} sequences at once: "
         f"{figures['together_over_one_call']:.2f} x one call for all of them"
     )
-    idle = f"an idle sequence: {figures['idle_sequence_bytes']} bytes of resident memory beside its pages"
-    lines = [together, idle]
+    lines = [together]
     lines += [f"goal {'met   ' if met else 'missed'} {goal}" for goal, met in figures["goals"].items()]
     return "\n".join(lines)
 
@@ -177,17 +169,3 @@ def _time(callers: Sequence[_Caller], requests: Sequence[pb.ProposeRequest]) -> 
     for answer in answers:
         assert all(result.status.code == 0 for result in pb.ProposeResponse.FromString(answer).results), answer
     return taken_us
-
-
-def _idle_bytes(pid: int, caller: _Caller, num_sequences: int) -> int:
-    """Resident bytes of the service that one more sequence takes, opened and written to once."""
-    caller.fill(caller.open(WARM_UP_SEQUENCES), 1)
-    before = _resident_bytes(pid)
-    caller.fill(caller.open(num_sequences), 1)
-    return round((_resident_bytes(pid) - before) / num_sequences)
-
-
-def _resident_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    (kib,) = (int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-    return kib * 1024
