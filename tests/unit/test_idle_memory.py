@@ -7,9 +7,9 @@ import tracemalloc
 from pathlib import Path
 
 import torch
+
 from books import Books, write
 from checkpoints import write_tiny_checkpoint
-
 from drafter_service.heads import load_head
 
 NUM_SEQUENCES = 500
