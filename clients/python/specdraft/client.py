@@ -166,7 +166,7 @@ class Client:
             One proposal or error an item, in their order; an error of the whole call is every item's.
 
         Raises:
-            ValueError: hidden rows of another shape or type; nothing was sent.
+            ValueError: hidden rows of another shape or type, or no mask; nothing was sent.
         """
         session = self._session
         jobs = [propose_job(item.sequence.ledger, item, session.terms) for item in items]

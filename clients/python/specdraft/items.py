@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -72,7 +73,7 @@ def propose_job(ledger: Ledger, item: ProposeItem[S], terms: SessionTerms) -> Jo
     """The job of an item.
 
     Raises:
-        ValueError: hidden rows of another shape or type.
+        ValueError: hidden rows of another shape or type, or a mask word that is negative or needs more than 32 bits.
     """
     return Job(ledger, _run(item, terms), _draft(item))
 
@@ -113,4 +114,8 @@ def _run(item: CatchupItem[S] | ProposeItem[S], terms: SessionTerms) -> PairRun:
 
 
 def _draft(item: ProposeItem[S]) -> Draft:
-    return Draft(item.num_drafts, item.min_logprob, item.mask, item.recommend, item.verify_us)
+    try:
+        mask = array("I", item.mask)
+    except OverflowError as error:
+        raise ValueError(f"mask words are 0 or more and fit into 32 bits: {error}") from None
+    return Draft(item.num_drafts, item.min_logprob, mask, item.recommend, item.verify_us)

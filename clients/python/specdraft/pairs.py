@@ -48,7 +48,7 @@ class PairRun:
         return replace(self, tokens=self.tokens[:count], hiddens=self.hiddens.rows(0, count))
 
     def after(self, count: int) -> PairRun | None:
-        """What follows the first `count` pairs, once they are written: no gap, no round to judge, no drafts to verify."""
+        """What follows the first `count` pairs, once they are written: no gap, nothing to judge or to verify."""
         if count >= len(self.tokens):
             return None
         rows = self.hiddens.rows(count, self.hiddens.row_count)

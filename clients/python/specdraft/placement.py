@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from array import array
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -73,7 +73,7 @@ class Placement:
         size = MESSAGE_MARGIN_BYTES + kept.data.nbytes + TOKEN_SIZE_BYTES * kept.row_count
         return Placed(ref, kept.row_count, size, "inline")
 
-    def place_mask(self, placed: Placed, words: Sequence[int]) -> Placed:
+    def place_mask(self, placed: Placed, words: array[int]) -> Placed:
         """Puts a mask beside rows that lie in a slot, if the session has room for masks there; else in the message.
 
         Args:

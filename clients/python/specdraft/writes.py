@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,10 @@ from specdraft.v1 import drafter_pb2
 __all__ = ["Draft", "Job", "catchup_jobs", "propose_jobs"]
 
 
+def _no_words() -> array[int]:
+    return array("I")
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """How to draft after the pairs are written.
@@ -27,14 +32,14 @@ class Draft:
     Attributes:
         num_drafts: K.
         min_logprob: stop after the first draft below it.
-        mask: grammar mask words, [W] or [K, W] flattened; empty = none.
+        mask: grammar mask, 32-bit words, [W] or [K, W] flattened; empty = none.
         recommend: whether to be told how many drafts are worth asking for.
         verify_us: how long a verify takes, in microseconds; None = the service measures.
     """
 
     num_drafts: int
     min_logprob: float | None = None
-    mask: Sequence[int] = ()
+    mask: array[int] = field(default_factory=_no_words)
     recommend: bool = False
     verify_us: int | None = None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from specdraft.memory.descriptors import NONCE_SIZE_BYTES, check_descriptor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from array import array
     from types import TracebackType
 
     from specdraft.memory.layout import ArenaLayout
@@ -121,7 +121,7 @@ class HostArena:
         for row in range(rows.nbytes // size):
             target[row * stride : row * stride + size] = rows[row * size : (row + 1) * size]
 
-    def write_mask(self, slot: int, words: Sequence[int]) -> None:
+    def write_mask(self, slot: int, words: array[int]) -> None:
         """Writes the grammar mask of a slot, row after row; the session must have asked for masks.
 
         Args:
@@ -130,13 +130,9 @@ class HostArena:
 
         Raises:
             IndexError: there is no such slot.
-            ValueError: a word is negative or needs more than 32 bits.
         """
         start = self.layout.slot_offset_bytes(slot) + self.layout.slot.mask_offset_bytes
-        try:
-            struct.pack_into(f"<{len(words)}I", self._view, start, *words)
-        except struct.error as error:
-            raise ValueError(f"mask words are 0 or more and fit into 32 bits: {error}") from None
+        self._view[start : start + len(words) * words.itemsize] = memoryview(words).cast("B")
 
     def slot_outputs(self, slot: int) -> SlotOutputs:
         """Reads what the last round left in a slot. Valid until the slot is used again.
