@@ -107,6 +107,7 @@ class FakeService(drafter_pb2_grpc.DrafterServicer):
     """Attributes to script it with:
 
     draft: (sequence record, entry) -> list of ids.
+    recommend: (entry) -> number of drafts to recommend, or None.
     faults: rpc -> list of exceptions or callables, used up one a call, before anything is done.
     after: rpc -> list of callables run after the operation and before its answer.
     entry_faults: list of (sequence_id, exception), used up as the entries come.
@@ -130,6 +131,7 @@ class FakeService(drafter_pb2_grpc.DrafterServicer):
         self.advertised_side_path = settings.get("advertised_side_path", self.side_path)
         self.draft = settings.get("draft", lambda sequence, entry: [7] * entry.draft_count)
         self.faults, self.after, self.entry_faults = {}, {}, []
+        self.recommend = lambda entry: None
         self.seals = settings.get("seals")
         self.forget()
         self.start()
@@ -382,7 +384,14 @@ class FakeService(drafter_pb2_grpc.DrafterServicer):
             asked = entry.draft_count
             reason = drafter_pb2.STOP_REASON_COMPLETE if asked else drafter_pb2.STOP_REASON_NOT_ASKED
             logprobs = [-0.5] * len(drafts)
-            return lambda: result_type(state=sequence.state(), drafts=drafts, logprobs=logprobs, stop_reason=reason)
+            advice = self.recommend(entry)
+            return lambda: result_type(
+                state=sequence.state(),
+                drafts=drafts,
+                logprobs=logprobs,
+                stop_reason=reason,
+                recommended_drafts=advice,
+            )
 
         try:
             for index, (sequence_id, error) in enumerate(self.entry_faults):

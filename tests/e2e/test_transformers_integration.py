@@ -441,3 +441,39 @@ def test_other_architectures(service, client, name, make):
     assert report.num_accepted > 0
     with Client(service.target, hidden_width=WIDTH, hidden_source=HiddenSource.PRE_NORM) as pre_norm:
         assert generate(target, custom_generate=speculative_generate(pre_norm, 3)).tolist() == actual.tolist()
+
+
+def test_an_adaptive_generation_asks_for_what_is_recommended(model, service, client):
+    advice = [3, 1, 0, 2]
+    service.recommend = lambda entry: advice[len(service.requests("Propose")) % 4] if entry.recommend else None
+    report = DecodeReport()
+    expected = generate(model)
+    actual = generate(model, custom_generate=speculative_generate(client, 2, on_round=report.add, adaptive=True))
+    assert actual.tolist() == expected.tolist()
+    asked = [one.entries[0].draft_count for one in service.requests("Propose")]
+    told = [None, *(min(2, advice[number % 4]) for number in range(1, len(asked)))]
+    assert asked[0] == 2
+    assert asked[1:-2] == told[1:-2]
+    assert {0, 1, 2} <= set(asked)
+
+
+def test_an_adaptive_generation_that_is_told_not_to_draft_tries_again_now_and_then(model, service, client):
+    service.recommend = lambda entry: 0
+    generate(model, custom_generate=speculative_generate(client, 3, adaptive=True), max_new_tokens=80)
+    asked = [one.entries[0].draft_count for one in service.requests("Propose")]
+    assert asked[0] == 3
+    assert [index for index, count in enumerate(asked) if count][:3] == [0, 32, 64]
+    assert asked[32] == 1
+
+
+def test_without_adaptive_nothing_is_asked(model, service, client):
+    generate(model, custom_generate=speculative_generate(client, 2))
+    assert not any(one.entries[0].recommend for one in service.requests("Propose"))
+
+
+def test_hidden_states_that_are_nan_are_named(model, service, client):
+    broken = tiny_model()
+    with torch.no_grad():
+        broken.base_model.norm.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="hold NaN"):
+        generate(broken, custom_generate=speculative_generate(client, 2))
