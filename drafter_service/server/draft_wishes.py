@@ -49,7 +49,7 @@ def _masks(session: Session, entry: pb.ProposeEntry, vocab_size: int) -> Tensor:
     width = -(-vocab_size // 32)
     mask = entry.mask
     if not mask.words and mask.HasField("arena_slot"):
-        if mask.arena_row_count not in {1, entry.draft_count}:
+        if mask.arena_row_count not in {1, max(entry.draft_count, 1)}:
             raise _wrong_size(mask.arena_row_count * width, width, entry.draft_count)
         return mask_rows(_arena_words(session, mask, width), vocab_size)
     if len(mask.words) not in {width, max(entry.draft_count, 1) * width}:
