@@ -134,7 +134,7 @@ class Books:
         sequence = self.ledger.sequences._by_id[sequence_id]
         pages = torch.tensor(sequence.pages, dtype=torch.int64)
         keys_values = [store[pages].flatten(0, 1)[: sequence.rows.row_count] for store in self.pool.pages(0)]
-        return torch.stack(keys_values).numpy().tobytes()
+        return torch.stack(keys_values).cpu().view(torch.uint8).numpy().tobytes()
 
     def expect_oracle(
         self, written: ops.Outcome, pairs: dict[int, tuple[int, torch.Tensor]], count: int, comparison: Comparison
@@ -142,9 +142,10 @@ class Books:
         """The drafts are those of the oracle over exactly these pairs (key -> token, hidden)."""
         assert isinstance(written, ops.Written), written
         keys = sorted(pairs)
-        tokens = torch.tensor([pairs[key][0] for key in keys])
-        hiddens = torch.stack([pairs[key][1] for key in keys])
-        expected = oracle_draft(self.head, tokens, hiddens, torch.tensor(keys), count)
+        device = self.head.device
+        tokens = torch.tensor([pairs[key][0] for key in keys], device=device)
+        hiddens = torch.stack([pairs[key][1] for key in keys]).to(device)
+        expected = oracle_draft(self.head, tokens, hiddens, torch.tensor(keys, device=device), count)
         assert len(written.drafts) == count
         for index, margin in enumerate(expected.margins):
             if margin < MARGIN:
