@@ -98,8 +98,8 @@ class History:
         # Carries under a key go with their time.
         self.world.ahead += 2 * CARRY_TTL_S
         self.world.server.service._servicer.expire_carries()
-        wait_until(lambda: not self.world.server.ledger.sequences._by_session, 2.0, "the end of all sequences")
-        wait_until(lambda: not self.world.server.pages(), 2.0, "the return of all pages")
+        wait_until(lambda: not self.world.server.ledger.sequences._by_session, 5.0, "the end of all sequences")
+        wait_until(lambda: not self.world.server.pages(), 5.0, "the return of all pages")
 
     # What a history consists of.
 
@@ -115,6 +115,7 @@ class History:
             self.ask: 4,
             self.free: 2,
             self.again: 9,
+            self.twice_at_once: 4,
             self.late: 5,
             self.reuse: 3,
             self.foreign: 2,
@@ -159,7 +160,7 @@ class History:
         verified = []
         if sequence and sequence.draft_rows and random.random() < 0.7:
             verified = list(sequence.draft_rows[: random.randint(0, len(sequence.draft_rows))])
-            if verified and random.random() < 0.15:
+            if verified and random.random() < 0.3:
                 verified[-1] = (verified[-1] + 1) % VOCAB
         first_key = end + len(verified)
         kind = random.random()
@@ -241,6 +242,8 @@ class History:
         self.call(side, "TakeKV", pb.TakeKVRequest(sequence_id=name, op=next_op(sequence), label=label))
 
     def install(self, side):
+        if not self.model.carries and self.random.random() < 0.8:
+            self.take(side)
         name, sequence = self.pick(side)
         if sequence and sequence.rows and self.random.random() < 0.7:
             self.open_sequence(side)
@@ -273,6 +276,24 @@ class History:
         if side.sent:
             self.call(side, *side.sent[-1])
             self.call(side, *side.sent[-1])
+
+    def twice_at_once(self, side):
+        """One write and the next on the stream before any answer, the first of them twice."""
+        if side.drive is None:
+            self.attach(side)
+        name, sequence = self.pick(side)
+        if sequence is None:
+            return
+        request = pb.ProposeRequest(entries=[self.entry(name, sequence, "Propose")])
+        asked = [side.drive.send(propose=request) for _ in range(2)]
+        answers = [side.drive.answer_to(correlation_id) for correlation_id in asked]
+        # Known by now; the model is asked as if they had come one after the other.
+        assert answers[0].status.code == answers[1].status.code == 0
+        self.steps.append(f"twice at once: Propose {short(request)}\n    -> {short(answers[0].propose)}")
+        for answer in answers:
+            expected = self.model.expect_writes(side.lease, request.entries, VOCAB)
+            self.compare_result(expected[0], request.entries[0], answer.propose.results[0])
+        side.lease.expires_at = self.model.now + LEASE_S
 
     def late(self, side):
         """A request of long ago, as if it had been on its way until now."""
@@ -332,7 +353,7 @@ class History:
     def pass_time(self, side):
         """Leases that nobody renews end, and carries with their time."""
         for one in self.sides:
-            if self.random.random() < 0.6:
+            if self.random.random() < 0.4:
                 self.tally.rpcs["KeepAlive"] += 1
                 assert one.session.keep_alive().lease_ms == LEASE_S * 1000
                 one.lease.expires_at = self.model.now + LEASE_S

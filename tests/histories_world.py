@@ -17,8 +17,8 @@ from wire import TIMEOUT_S, Refused, refused, refused_entry
 WIDTH, VOCAB = 32, 64
 SIZES = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 48}
 PAGE_BYTES = 2 * PAGE_ROWS * 16 * 4
-NUM_PAGES = 10
-MAX_CARRIED = 5
+NUM_PAGES = 6
+MAX_CARRIED = 4
 MAX_SEQ_LEN = 24
 MAX_DRAFTS = 4
 LEASE_S, GRACE_S, CARRY_TTL_S = 30.0, 5.0, 40.0
