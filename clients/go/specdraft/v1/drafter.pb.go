@@ -143,7 +143,8 @@ func (StopReason) EnumDescriptor() ([]byte, []int) {
 	return file_specdraft_v1_drafter_proto_rawDescGZIP(), []int{1}
 }
 
-// How one entry of a call, or one request on a `Drive` stream, went.
+// How one entry of a call, or one request on a `Drive` stream, went. `Propose` and `Catchup` on a stream have both: check
+// `DriveResponse.status`, then the `status` of every result.
 type EntryStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of a `google.rpc.Code`; 0 = OK.
@@ -1027,7 +1028,7 @@ type CatchupEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sequence, 16 bytes.
 	SequenceId []byte `protobuf:"bytes,1,opt,name=sequence_id,json=sequenceId,proto3" json:"sequence_id,omitempty"`
-	// Operation number: last_op + 1 (or the last one again: answered from memory).
+	// Operation number: last_op + 1 (or the last one again with the same entry, every field of it: answered from memory).
 	Op uint64 `protobuf:"varint,2,opt,name=op,proto3" json:"op,omitempty"`
 	// 1 .. prefill_rows_max pairs.
 	Pairs *Pairs `protobuf:"bytes,3,opt,name=pairs,proto3" json:"pairs,omitempty"`
@@ -1320,11 +1321,11 @@ type ProposeEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sequence, 16 bytes.
 	SequenceId []byte `protobuf:"bytes,1,opt,name=sequence_id,json=sequenceId,proto3" json:"sequence_id,omitempty"`
-	// Operation number: last_op + 1 (or the last one again: answered from memory).
+	// Operation number: last_op + 1 (or the last one again with the same entry, every field of it: answered from memory).
 	Op uint64 `protobuf:"varint,2,opt,name=op,proto3" json:"op,omitempty"`
-	// 1 .. max_drafts + 1 pairs; the drafts follow the last one.
+	// 1 .. max_drafts + 1 pairs, max_drafts being the session's; the drafts follow the last one.
 	Pairs *Pairs `protobuf:"bytes,3,opt,name=pairs,proto3" json:"pairs,omitempty"`
-	// K: drafts wanted, 0 .. max_drafts. 0 only writes the pairs.
+	// K: drafts wanted, 0 .. the session's max_drafts. 0 only writes the pairs.
 	DraftCount uint32 `protobuf:"varint,4,opt,name=draft_count,json=draftCount,proto3" json:"draft_count,omitempty"`
 	// How many drafts of the last round the target accepted. Not set = the service counts the common prefix.
 	AcceptedDrafts *uint32 `protobuf:"varint,5,opt,name=accepted_drafts,json=acceptedDrafts,proto3,oneof" json:"accepted_drafts,omitempty"`
@@ -1332,7 +1333,8 @@ type ProposeEntry struct {
 	MinLogprob *float32 `protobuf:"fixed32,6,opt,name=min_logprob,json=minLogprob,proto3,oneof" json:"min_logprob,omitempty"`
 	// Which ids the drafts may be.
 	Mask *GrammarMask `protobuf:"bytes,7,opt,name=mask,proto3" json:"mask,omitempty"`
-	// Arena slot that receives the outputs too. Not set = none.
+	// Arena slot that receives the outputs too; may be the slot that the hiddens are in. An entry that is refused writes
+	// its `op` and `status` there as well. Not set = none.
 	OutputSlot *uint32 `protobuf:"varint,8,opt,name=output_slot,json=outputSlot,proto3,oneof" json:"output_slot,omitempty"`
 	// Answer `recommended_drafts` too.
 	Recommend bool `protobuf:"varint,9,opt,name=recommend,proto3" json:"recommend,omitempty"`

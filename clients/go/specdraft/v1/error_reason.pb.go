@@ -40,9 +40,11 @@ const (
 	ErrorReason_ERROR_REASON_TOKEN_OUT_OF_RANGE ErrorReason = 3
 	// The number of tokens and the number of hidden rows differ, or there are none. Details: `tokens`, `rows`.
 	ErrorReason_ERROR_REASON_PAIR_COUNT_MISMATCH ErrorReason = 4
-	// More pairs than the call takes (`Propose`: max_drafts + 1; `Catchup`: prefill_rows_max). Details: `pairs`, `limit`.
+	// More pairs than the call takes (`Propose`: the session's max_drafts + 1; `Catchup`: prefill_rows_max). Details:
+	// `pairs`, `limit`.
 	ErrorReason_ERROR_REASON_TOO_MANY_PAIRS ErrorReason = 5
-	// More drafts asked for than max_drafts (for a block drafter: block_gamma - 1). Details: `drafts`, `limit`.
+	// More drafts asked for than the session's max_drafts (for a block drafter: block_gamma - 1). Details: `drafts`,
+	// `limit`.
 	ErrorReason_ERROR_REASON_TOO_MANY_DRAFTS ErrorReason = 6
 	// More entries than propose_batch_max. Details: `entries`, `limit`.
 	ErrorReason_ERROR_REASON_BATCH_TOO_LARGE ErrorReason = 7
@@ -58,7 +60,8 @@ const (
 	ErrorReason_ERROR_REASON_MEMORY_OUT_OF_BOUNDS ErrorReason = 12
 	// A grammar mask has another size than [W] or [K, W] words, W = ceil(vocab_size / 32). Details: `words`, `expected`.
 	ErrorReason_ERROR_REASON_MASK_SIZE_MISMATCH ErrorReason = 13
-	// The last accepted `op` was given again with a different request.
+	// The last accepted `op` was given again with a different request: any field of the message, or of the entry of a
+	// `Propose` or `Catchup`, differs. What shared memory holds is not compared.
 	ErrorReason_ERROR_REASON_OP_REUSED ErrorReason = 14
 	// Rows between those stored and `first_key` are missing. Details: `gap_begin`, `gap_end` (half-open), `last_pair_key`.
 	ErrorReason_ERROR_REASON_MISSING_ROWS ErrorReason = 20
@@ -129,7 +132,8 @@ const (
 	ErrorReason_ERROR_REASON_TIMEOUT ErrorReason = 90
 	// The RPC or field exists in the contract and not yet in this build. Details: `name`.
 	ErrorReason_ERROR_REASON_NOT_IMPLEMENTED ErrorReason = 100
-	// A bug in the service. The sequence is as it was before.
+	// A bug in the service. The rows of the sequence are as they were before; an operation that had begun has used its
+	// number.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 110
 )
 

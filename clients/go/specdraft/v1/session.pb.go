@@ -488,7 +488,7 @@ func (x *HeadInfo) GetKvBytesPerRow() uint64 {
 // What a call and a session may ask for.
 type Limits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// K_max: most drafts of one `Propose` entry. At most K_max + 1 pairs ride in it.
+	// K_max: most drafts that a session may agree on (`OpenSessionResponse.max_drafts`).
 	MaxDrafts uint32 `protobuf:"varint,1,opt,name=max_drafts,json=maxDrafts,proto3" json:"max_drafts,omitempty"`
 	// Most entries of one `Propose` or `Catchup` call.
 	ProposeBatchMax uint32 `protobuf:"varint,2,opt,name=propose_batch_max,json=proposeBatchMax,proto3" json:"propose_batch_max,omitempty"`
@@ -816,7 +816,7 @@ type OpenSessionResponse struct {
 	MemoryKind MemoryKind `protobuf:"varint,4,opt,name=memory_kind,json=memoryKind,proto3,enum=specdraft.v1.MemoryKind" json:"memory_kind,omitempty"`
 	// The arena. Not set with INLINE.
 	Arena *Arena `protobuf:"bytes,5,opt,name=arena,proto3" json:"arena,omitempty"`
-	// Most drafts in this session.
+	// Most drafts of one `Propose` entry in this session; at most max_drafts + 1 pairs ride in it.
 	MaxDrafts uint32 `protobuf:"varint,6,opt,name=max_drafts,json=maxDrafts,proto3" json:"max_drafts,omitempty"`
 	// Carries found under `carry_key`.
 	Carries []*CarryInfo `protobuf:"bytes,7,rep,name=carries,proto3" json:"carries,omitempty"`

@@ -457,7 +457,8 @@ type Arena struct {
 	// Host arena: token (16 bytes, good once, a secret) to be sent to the side socket, which answers with the arena's
 	// file descriptor. See proto/README.md.
 	DescriptorToken []byte `protobuf:"bytes,11,opt,name=descriptor_token,json=descriptorToken,proto3" json:"descriptor_token,omitempty"`
-	// Host arena: path of the side socket, as the service sees it.
+	// Host arena: path of the side socket (SOCK_STREAM), as the service sees it. Where its directory is mounted elsewhere
+	// for the client: the client's own path of the gRPC socket, and `.fd`.
 	DescriptorSocket string `protobuf:"bytes,12,opt,name=descriptor_socket,json=descriptorSocket,proto3" json:"descriptor_socket,omitempty"`
 	// CUDA arena: the 64-byte IPC handle of the allocation (a secret).
 	CudaIpcHandle []byte `protobuf:"bytes,13,opt,name=cuda_ipc_handle,json=cudaIpcHandle,proto3" json:"cuda_ipc_handle,omitempty"`
@@ -595,7 +596,7 @@ func (x *Arena) GetDeviceUuid() []byte {
 	return nil
 }
 
-// Byte offsets of a slot's fields, from the slot's start. R = max_drafts + 1 rows, K = max_drafts,
+// Byte offsets of a slot's fields, from the slot's start. R = max_drafts + 1 rows, K = max_drafts (the session's),
 // W = hidden width, H = the head's width, V = vocabulary size.
 type SlotLayout struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -609,9 +610,9 @@ type SlotLayout struct {
 	HiddenOffsetBytes uint32 `protobuf:"varint,4,opt,name=hidden_offset_bytes,json=hiddenOffsetBytes,proto3" json:"hidden_offset_bytes,omitempty"`
 	// In: i32[K, ceil(V / 32)], grammar mask; 0 = the session asked for none.
 	MaskOffsetBytes uint32 `protobuf:"varint,5,opt,name=mask_offset_bytes,json=maskOffsetBytes,proto3" json:"mask_offset_bytes,omitempty"`
-	// Out: i32, 0 or the number of an `ErrorReason`.
+	// Out: i32, 0 or the number of an `ErrorReason`. Read it after `op`.
 	StatusOffsetBytes uint32 `protobuf:"varint,6,opt,name=status_offset_bytes,json=statusOffsetBytes,proto3" json:"status_offset_bytes,omitempty"`
-	// Out: u64, the operation that these outputs belong to; written last.
+	// Out: u64, the operation that these outputs belong to, whether it was done or refused; written last.
 	OpOffsetBytes uint32 `protobuf:"varint,7,opt,name=op_offset_bytes,json=opOffsetBytes,proto3" json:"op_offset_bytes,omitempty"`
 	// Out: i32, number of drafts.
 	DraftCountOffsetBytes uint32 `protobuf:"varint,8,opt,name=draft_count_offset_bytes,json=draftCountOffsetBytes,proto3" json:"draft_count_offset_bytes,omitempty"`
