@@ -14,12 +14,22 @@ from drafter_service.server.process import ServiceProcess
 from repository import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SOCKET = f"unix://{ServiceConfig().socket}"
+(SOCKET,) = set(re.findall(r"unix:///\S+?\.sock", README))
 
 
 def example():
     (code,) = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     return code
+
+
+def test_service_is_started_where_health_and_example_look_for_it():
+    (served,) = re.findall(r"--socket (\S+)", README)
+    assert f"unix://{served}" == SOCKET
+
+
+def test_models_that_the_service_is_started_with_are_the_demos():
+    (given,) = re.findall(r"serve --checkpoint (\S+) --target-checkpoint (\S+) ", README)
+    assert [(ROOT / path).samefile(there) for path, there in zip(given, (HEAD, TARGET), strict=True)] == [True, True]
 
 
 def test_example_is_about_twenty_lines():
