@@ -1,4 +1,4 @@
-# Needs git, make, gcc and Python 3.11 or newer with venv. Everything else is installed into .venv and .venv-proto.
+# Needs Linux, git, make, gcc and Python 3.11 or newer with venv. Everything else is installed into .venv and .venv-proto.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -47,7 +47,7 @@ lint: $(VENV)/.stamp $(PROTO_VENV)/.stamp ## ruff, mypy, import contracts, buf
 	$(PROTO_BIN)/buf lint
 
 .PHONY: format
-format: $(VENV)/.stamp ## let ruff and buf put the sources in order
+format: $(VENV)/.stamp ## let ruff mend and format the Python files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
