@@ -1,4 +1,7 @@
-"""The demo: a service in its own process, a target here, and the same prompts with and without drafts."""
+"""The demo: a service in its own process, a target here, and the same prompts with and without drafts.
+
+All ways generate with `do_sample=False, no_repeat_ngram_size=8`, so that the text is not one line over and over.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from drafter_service.config import MIB, ServiceConfig
 from drafter_service.demo import page
 from drafter_service.demo.painting import Painter
 from drafter_service.demo.prompts import Prompt, pick_prompts
-from drafter_service.demo.race import Decoding, Outcome, Race
-from drafter_service.demo.tally import Tally, tally
+from drafter_service.demo.race import Decoding, Race, WarmUp
+from drafter_service.demo.tally import tally
 from drafter_service.demo.target import HEAD, TARGET, TEXTS, Target, load_target
 from drafter_service.server.process import ServiceProcess
 from specdraft.client import Client
@@ -46,11 +49,17 @@ class DemoPlan:
     seed: int = 0
 
 
+def say_at_once(text: str) -> None:
+    """Prints a piece of text, into a pipe too, before the next one is made."""
+    print(text, flush=True)
+
+
 def run_demo(
     plan: DemoPlan,
     painter: Painter,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = say_at_once,
     decoding: Decoding = speculative_generate,
+    tell: Callable[[str], None] = lambda _text: None,
 ) -> bool:
     """Runs the demo.
 
@@ -59,6 +68,7 @@ def run_demo(
         painter: how it looks.
         say: prints a piece of text.
         decoding: makes the decoding methods; tests put a wrong one here.
+        tell: gets progress.
 
     Returns:
         Whether every generation was the target's own.
@@ -71,9 +81,13 @@ def run_demo(
         say(f"metrics while it runs: {reached.metrics}\n")
         with Client(reached.target, max_drafts=plan.num_drafts, client_name="demo") as client:
             race = Race(target, client, prompts, num_new=plan.num_new, num_drafts=plan.num_drafts, decoding=decoding)
-            outcome = race.hold(plan.num_turns)
+            warm_up = race.warm_up(tell)
+            _show_text(target, prompts, warm_up, painter, say)
+            outcome = race.hold(warm_up, plan.num_turns, tell)
         counted = tally(outcome.shown.records, plan.num_drafts)
-        _show(target, prompts, outcome, counted, painter=painter, say=say)
+        say(page.acceptance(counted) + "\n")
+        say(page.side_by_side(outcome, counted) + "\n")
+        say(page.losses(outcome))
         say(page.service_counts(_read(reached.metrics), plan.num_drafts))
     say(page.last_line(outcome, counted))
     return outcome.is_lossless
@@ -86,22 +100,12 @@ def service_config(head: Path) -> ServiceConfig:
     )
 
 
-def _show(
-    target: Target,
-    prompts: list[Prompt],
-    outcome: Outcome,
-    counted: Tally,
-    *,
-    painter: Painter,
-    say: Callable[[str], None],
+def _show_text(
+    target: Target, prompts: list[Prompt], warm_up: WarmUp, painter: Painter, say: Callable[[str], None]
 ) -> None:
-    if painter.in_color:
-        say(page.legend(painter) + "\n")
-    for prompt, records in zip(prompts, outcome.shown.records, strict=True):
+    say(page.legend(painter) + "\n")
+    for prompt, records in zip(prompts, warm_up.drafted.records, strict=True):
         say(page.generation(prompt, records, target.tokenizer, painter) + "\n")
-    say(page.acceptance(counted) + "\n")
-    say(page.side_by_side(outcome, counted) + "\n")
-    say(page.losses(outcome))
 
 
 def _read(url: str) -> str:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 from drafter_service.demo.painting import Ink, Painter, paint_generation
 from drafter_service.demo.prompts import Prompt
 from drafter_service.demo.race import DRAFTED, GENERATE, LOOP, Outcome
 from drafter_service.demo.tally import Tally
+from drafter_service.demo.target import NO_REPEAT_NGRAM
 
 PROMPT_LINES = 3
+BAR_WIDTH = 30
 PER_INDEX = 'specdraft_accepted_tokens_per_index_total{{draft_index="{}"}}'
 
 
 def legend(painter: Painter) -> str:
-    """Which colour is what."""
+    """Which colour or mark is what."""
     words = (
         (Ink.PROMPT, "the end of the prompt"),
-        (Ink.FIRST, "first token"),
+        (Ink.FIRST, "first token: here the generation begins"),
         (Ink.ACCEPTED, "accepted draft"),
         (Ink.CORRECTION, "correction: the target's token where a draft was wrong"),
         (Ink.BONUS, "bonus: the target's token after drafts that were all right"),
     )
-    return "\n".join("  " + painter.paint(text, ink) for ink, text in words)
+    lines = ["  " + painter.paint(text, ink) for ink, text in words]
+    return "\n".join(["held-out Python library source, continued by the target:", *lines])
 
 
 def generation(prompt: Prompt, records: list[Any], tokenizer: Any, painter: Painter) -> str:
@@ -36,35 +38,45 @@ def generation(prompt: Prompt, records: list[Any], tokenizer: Any, painter: Pain
 
 def acceptance(tally: Tally) -> str:
     """Acceptance by draft index: of the drafts offered at that place in the chain."""
-    lines = ["draft   offered  accepted   share"]
+    lines = [f"draft   offered  accepted   share   0%{'100%':>{BAR_WIDTH - 1}}"]
     for index, share in enumerate(tally.acceptance):
-        bar = "#" * round(30 * share)
-        lines.append(f"{index + 1:>5}{tally.offered[index]:>10}{tally.accepted[index]:>10}{share:>8.0%}  {bar}")
+        bar = ("#" * round(BAR_WIDTH * share)).ljust(BAR_WIDTH)
+        lines.append(f"{index + 1:>5}{tally.offered[index]:>10}{tally.accepted[index]:>10}{share:>8.0%}  |{bar}|")
     if tally.num_failed:
         lines.append(f"{tally.num_failed} rounds had no drafts because the service failed")
     return "\n".join(lines)
 
 
 def side_by_side(outcome: Outcome, tally: Tally) -> str:
-    """Forwards and tokens per second of the three ways; times are medians over the turns."""
+    """Forwards and tokens per second of the three ways in the turn with the median speedup."""
     num_tokens = outcome.shown.num_tokens
     lines = [f"{'':<22}{'target forwards':>17}{'tokens/s':>10}{'seconds':>9}"]
     for kind in (GENERATE, LOOP, DRAFTED):
-        seconds = statistics.median(outcome.seconds[kind])
+        seconds = outcome.seconds[kind][outcome.median_turn]
         forwards = tally.num_rounds if kind == DRAFTED else outcome.num_plain_forwards
         lines.append(f"{kind:<22}{forwards:>17}{num_tokens / seconds:>10.1f}{seconds:>9.2f}")
     lines.append(
-        f"speedup against the faster of the two without drafts ({outcome.baseline}), median of "
-        f"{len(outcome.seconds[DRAFTED])} turns"
+        f"speedup {outcome.speedup:.2f}x against the faster of the two without drafts ({outcome.baseline}): "
+        f"{_of_turns(outcome)}"
     )
     return "\n".join(lines)
 
 
+def _of_turns(outcome: Outcome) -> str:
+    """How the turn of the table was chosen, and what the others gave."""
+    speedups = outcome.speedups
+    if len(speedups) == 1:
+        return "one turn"
+    return (
+        f"turn {outcome.median_turn + 1}, the median of {len(speedups)} ({min(speedups):.2f}x to {max(speedups):.2f}x)"
+    )
+
+
 def losses(outcome: Outcome) -> str:
-    """How many generations were compared with `model.generate(do_sample=False)`, and how many differ."""
+    """How many generations were compared with what `model.generate` gives, and how many differ."""
     return (
         f"{outcome.num_compared - outcome.num_different} of {outcome.num_compared} generations are "
-        f"model.generate(do_sample=False)'s own, token for token"
+        f"model.generate(do_sample=False, no_repeat_ngram_size={NO_REPEAT_NGRAM})'s own, token for token"
     )
 
 

@@ -1,4 +1,4 @@
-"""Colours on a terminal, and none elsewhere."""
+"""Colours on a terminal, and marks elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, TextIO
 
 from specdraft.integrations.transformers import RoundRecord
 
-COLOR_CHOICES = ("auto", "always", "never")
 _RESET = "\x1b[0m"
 
 
@@ -19,25 +18,35 @@ class Ink(Enum):
     PROMPT = "\x1b[2m"
     FIRST = "\x1b[1m"
     ACCEPTED = "\x1b[32m"
-    CORRECTION = "\x1b[31m"
+    CORRECTION = "\x1b[31;4m"  # underlined too: red and green look alike to many
     BONUS = "\x1b[36m"
     TITLE = "\x1b[1;4m"
 
 
+MARKS = {
+    Ink.FIRST: ("<|>", ""),
+    Ink.ACCEPTED: ("[+", "+]"),
+    Ink.CORRECTION: ("{!", "!}"),
+    Ink.BONUS: ("(*", "*)"),
+}
+"""What stands for a colour: pairs that Python source, which is what they are put around, has no use for."""
+
+
 class Painter:
-    """Puts text in colours.
+    """Says what a piece of text is.
 
     Args:
-        in_color: False leaves every text as it is.
+        in_color: False puts marks around it instead.
     """
 
     def __init__(self, *, in_color: bool) -> None:
         self.in_color = in_color
 
     def paint(self, text: str, ink: Ink) -> str:
-        """The text in a colour, line by line, so that pagers keep it."""
+        """The text in a colour, line by line, so that pagers keep it; or in its marks, if it has some."""
         if not self.in_color:
-            return text
+            before, after = MARKS.get(ink, ("", ""))
+            return f"{before}{text}{after}"
         return "\n".join(f"{ink.value}{line}{_RESET}" if line else line for line in text.split("\n"))
 
 
@@ -63,7 +72,7 @@ def inks(records: list[RoundRecord]) -> Iterator[tuple[int, Ink]]:
 
 
 def paint_generation(records: list[RoundRecord], tokenizer: Any, painter: Painter) -> str:
-    """The generated text, each token in the colour of what it is."""
+    """The generated text, each token in the colour or the marks of what it is."""
     pieces = []
     for ink, run in groupby(inks(records), key=lambda pair: pair[1]):
         text: str = tokenizer.decode([token for token, _ in run], skip_special_tokens=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drafter_service.demo.prompts import Prompt
-from drafter_service.demo.target import Target
+from drafter_service.demo.target import NO_REPEAT_NGRAM, Target
 from specdraft.client import Client
 from specdraft.integrations.transformers import RoundRecord
 
@@ -42,6 +42,21 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Each way once, not timed.
+
+    Attributes:
+        expected: generated ids of `model.generate`, one a prompt.
+        plain: the run of the same loop without drafts.
+        drafted: the run with drafts: the one that is shown and counted.
+    """
+
+    expected: tuple[tuple[int, ...], ...]
+    plain: Run
+    drafted: Run
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What the race showed.
 
@@ -65,15 +80,28 @@ class Outcome:
         return self.num_different == 0
 
     @property
-    def baseline(self) -> str:
-        """The faster of the two ways without drafts."""
-        return min((GENERATE, LOOP), key=lambda kind: statistics.median(self.seconds[kind]))
+    def speedups(self) -> tuple[float, ...]:
+        """Of each turn: time of the faster way without drafts / time with drafts."""
+        turns = zip(*(self.seconds[kind] for kind in (GENERATE, LOOP, DRAFTED)), strict=True)
+        return tuple(min(generate, loop) / drafted for generate, loop, drafted in turns)
+
+    @property
+    def median_turn(self) -> int:
+        """The turn with the median speedup, from 0; of an even number of turns the lower of the middle two.
+
+        What is quoted comes from this one turn, times and speedup: medians of each would not fit together.
+        """
+        return self.speedups.index(statistics.median_low(self.speedups))
 
     @property
     def speedup(self) -> float:
-        """Median over the turns of baseline time / drafted time."""
-        pairs = zip(self.seconds[self.baseline], self.seconds[DRAFTED], strict=True)
-        return statistics.median(plain / drafted for plain, drafted in pairs)
+        """The median turn's."""
+        return self.speedups[self.median_turn]
+
+    @property
+    def baseline(self) -> str:
+        """The faster way without drafts in the median turn."""
+        return min((GENERATE, LOOP), key=lambda kind: self.seconds[kind][self.median_turn])
 
 
 class Race:
@@ -113,27 +141,36 @@ class Race:
         began = time.perf_counter()
         for prompt in self._prompts:
             rounds: list[RoundRecord] = []
-            outputs.append(self._target.generate(prompt.tokens, self._num_new, self._kinds[kind](rounds.append)))
+            decoding = self._kinds[kind](rounds.append)
+            outputs.append(self._target.generate(prompt.tokens, self._num_new, decoding, NO_REPEAT_NGRAM))
             records.append(rounds)
         return Run(time.perf_counter() - began, tuple(outputs), tuple(records))
 
-    def hold(self, num_turns: int) -> Outcome:
-        """Warms each way up, then times them in turns; the order turns round every time."""
-        expected = self.run(GENERATE).outputs
-        plain, shown = self.run(LOOP), self.run(DRAFTED)
-        outputs = [*plain.outputs, *shown.outputs]
+    def warm_up(self, tell: Callable[[str], None]) -> WarmUp:
+        """Each way once."""
+        runs = {}
+        for kind in (GENERATE, LOOP, DRAFTED):
+            tell(f"warming up: {kind}")
+            runs[kind] = self.run(kind)
+        return WarmUp(runs[GENERATE].outputs, runs[LOOP], runs[DRAFTED])
+
+    def hold(self, warm_up: WarmUp, num_turns: int, tell: Callable[[str], None]) -> Outcome:
+        """Times the ways in turns; the order turns round every time."""
+        expected = warm_up.expected
+        outputs = [*warm_up.plain.outputs, *warm_up.drafted.outputs]
         wanted = [*expected, *expected]
         seconds: dict[str, list[float]] = {kind: [] for kind in self._kinds}
         for turn in range(num_turns):
+            tell(f"turn {turn + 1}/{num_turns}")
             for kind in list(self._kinds)[:: -1 if turn % 2 else 1]:
                 run = self.run(kind)
                 seconds[kind].append(run.seconds)
                 outputs += run.outputs
                 wanted += expected
         return Outcome(
-            shown=shown,
+            shown=warm_up.drafted,
             seconds={kind: tuple(times) for kind, times in seconds.items()},
-            num_plain_forwards=sum(len(rounds) - 1 for rounds in plain.records),
+            num_plain_forwards=sum(len(rounds) - 1 for rounds in warm_up.plain.records),
             num_compared=len(outputs),
             num_different=sum(ours != theirs for ours, theirs in zip(outputs, wanted, strict=True)),
         )
