@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ RATIO_GOAL = 1.5
 CHUNK_ROWS = 1024
 
 
-def measure_carry(num_few: int, num_many: int, plan: Plan) -> dict[str, Any]:
+def measure_carry(
+    num_few: int, num_many: int, plan: Plan, tell: Callable[[str], None] = lambda _text: None
+) -> dict[str, Any]:
     """Figures: p50 of taking and of installing for both sizes, the ratios, and whether the goal is met."""
     with tempfile.TemporaryDirectory(prefix="specdraft-") as folder:
         head = write_tiny_head(Path(folder) / "head", 2 * num_many)
@@ -32,8 +34,9 @@ def measure_carry(num_few: int, num_many: int, plan: Plan) -> dict[str, Any]:
         with ServiceProcess(config) as reached, Client(reached.target, timeout_s=60) as client:
             sequences = {num_rows: client.open_sequence() for num_rows in (num_few, num_many)}
             for num_rows, sequence in sequences.items():
+                tell(f"filling {num_rows:,} rows")
                 _fill(sequence, num_rows)
-            rounds = _measure(sequences, plan)
+            rounds = _measure(sequences, plan, tell)
     ratios = {
         step: round(statistics.median(many / few for few, many in zip(turns[num_few], turns[num_many], strict=True)), 2)
         for step, turns in rounds.items()
@@ -68,12 +71,15 @@ def _fill(sequence: Sequence, num_rows: int) -> None:
         sequence.catchup(begin, tokens, torch.randn(count, HIDDEN, generator=generator))
 
 
-def _measure(sequences: Mapping[int, Sequence], plan: Plan) -> dict[str, dict[int, list[float]]]:
+def _measure(
+    sequences: Mapping[int, Sequence], plan: Plan, tell: Callable[[str], None]
+) -> dict[str, dict[int, list[float]]]:
     """p50s by step, size and round; the sizes take turns call by call."""
     p50s: dict[str, dict[int, list[float]]] = {
         step: {size: [] for size in sequences} for step in ("TakeKV", "InstallKV")
     }
-    for _ in range(plan.num_rounds):
+    for number in range(plan.num_rounds):
+        tell(f"round {number + 1}/{plan.num_rounds}")
         samples: dict[tuple[str, int], list[float]] = {(step, size): [] for step in p50s for size in sequences}
         for call in range(plan.num_warm_up + plan.num_calls):
             for size, sequence in sequences.items():

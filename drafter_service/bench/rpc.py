@@ -44,30 +44,39 @@ class Pairs:
     hiddens: torch.Tensor
 
 
-def measure_rpc(plan: Plan, models: Path = MODELS) -> dict[str, Any]:
+def measure_rpc(plan: Plan, models: Path = MODELS, tell: Callable[[str], None] = lambda _text: None) -> dict[str, Any]:
     """Figures of every case, the tax over echo and forward, and which goals are met."""
     with _cases(models) as cases:
-        latencies = measure(cases, plan)
+        latencies = measure(cases, plan, tell)
     taxes = {way: _tax(latencies, way) for way in ("unary", "drive")}
     return {
         "plan": asdict(plan) | {"num_drafts": NUM_DRAFTS, "num_rows": NUM_ROWS},
         "cases": {name: _figures(latency) for name, latency in latencies.items()},
         "tax_us": taxes,
-        "ratios": {name: _ratio(latency, latencies[_echo_of(name)]) for name, latency in latencies.items()},
+        "ratios": {f"empty {way}": _ratio(latencies[f"empty {way}"], latencies[f"echo {way}"]) for way in taxes},
         "goals": _goals(latencies, taxes),
     }
 
 
 def describe(figures: dict[str, Any]) -> str:
     """The figures as a table."""
-    lines = [f"{'':<18}{'p50 us':>9}{'p99 us':>9}{'p99/p50':>9}{'x its echo':>12}"]
+    lines = [f"{'':<18}{'p50 us':>9}{'p99 us':>9}{'p99/p50':>9}   medians over the rounds"]
     for name, case in figures["cases"].items():
-        ratio = figures["ratios"][name]
-        lines.append(f"{name:<18}{case['p50_us']:>9.0f}{case['p99_us']:>9.0f}{case['tail']:>9.2f}{ratio:>12.2f}")
-    for way, tax in figures["tax_us"].items():
-        lines.append(f"Propose K={NUM_DRAFTS} over {way}: its floor (echo, then forward) + {tax:.0f} us")
+        lines.append(f"{name:<18}{case['p50_us']:>9.0f}{case['p99_us']:>9.0f}{case['tail']:>9.2f}")
+    for name, ratio in figures["ratios"].items():
+        lines.append(f"{name}: {ratio:.2f} x its echo")
+    lines.append(f"Propose K={NUM_DRAFTS} above its floor (echo, then forward); p50 less p50 within a round, median of")
+    lines.append("the rounds with the middle half of them; the difference of the table's p50s is another estimate:")
+    lines += [_tax_line(way, tax) for way, tax in figures["tax_us"].items()]
     lines += [f"goal {'met   ' if met else 'missed'} {goal}" for goal, met in figures["goals"].items()]
     return "\n".join(lines)
+
+
+def _tax_line(way: str, tax: Mapping[str, float]) -> str:
+    low, median, high = (tax[name] for name in ("quartile_1", "median", "quartile_3"))
+    # What works cannot cost less than nothing.
+    said = f"{median:.0f} us" if median > 0 else "within noise"
+    return f"  {way:<6} {said} ({low:.0f} to {high:.0f}); of the p50s {tax['of_p50s']:.0f} us"
 
 
 @contextmanager
@@ -127,10 +136,6 @@ def _by_client(sequence: Sequence, pairs: Pairs) -> Callable[[], object]:
     return _in_turn(propose)
 
 
-def _echo_of(name: str) -> str:
-    return "echo drive" if name.endswith("drive") else "echo unary"
-
-
 def _figures(latency: Latency) -> dict[str, float]:
     p50, p99 = median_of(latency.p50s_us), median_of(latency.p99s_us)
     return {"p50_us": p50, "p99_us": p99, "tail": round(p99 / p50, 2)}
@@ -141,14 +146,25 @@ def _ratio(latency: Latency, echo: Latency) -> float:
     return round(statistics.median(ours / theirs for ours, theirs in pairs), 2)
 
 
-def _tax(latencies: Mapping[str, Latency], way: str) -> float:
-    """Median over the rounds of: p50 of Propose, less that of its floor."""
-    pairs = zip(latencies[f"propose {way}"].p50s_us, latencies[f"floor {way}"].p50s_us, strict=True)
-    return median_of([propose - floor for propose, floor in pairs])
+def _tax(latencies: Mapping[str, Latency], way: str) -> dict[str, float]:
+    """Propose above its floor, by two estimates.
+
+    Round by round, p50 less p50: whatever the machine does in a round meets both, so this is the one that goals are
+    judged by; its quartiles over the rounds say how sure it is. And the difference of the medians that are quoted.
+    """
+    propose, floor = latencies[f"propose {way}"], latencies[f"floor {way}"]
+    by_round = [ours - least for ours, least in zip(propose.p50s_us, floor.p50s_us, strict=True)]
+    quartiles = statistics.quantiles(by_round, method="inclusive") if len(by_round) > 1 else by_round * 3
+    names = ("quartile_1", "median", "quartile_3")
+    taxes = {name: round(value, 1) for name, value in zip(names, quartiles, strict=True)}
+    return taxes | {"of_p50s": round(median_of(propose.p50s_us) - median_of(floor.p50s_us), 1)}
 
 
-def _goals(latencies: Mapping[str, Latency], taxes: Mapping[str, float]) -> dict[str, bool]:
-    goals = {f"{way}: p50 <= echo + forward + {TAX_GOAL_US:.0f} us": tax <= TAX_GOAL_US for way, tax in taxes.items()}
+def _goals(latencies: Mapping[str, Latency], taxes: Mapping[str, Mapping[str, float]]) -> dict[str, bool]:
+    goals = {
+        f"{way}: p50 <= echo + forward + {TAX_GOAL_US:.0f} us": tax["median"] <= TAX_GOAL_US
+        for way, tax in taxes.items()
+    }
     for way in taxes:
         latency = latencies[f"propose {way}"]
         goals[f"{way}: p99 <= {TAIL_GOAL:.0f} x p50"] = latency.p99_us <= TAIL_GOAL * latency.p50_us

@@ -61,9 +61,14 @@ class Latency:
         return statistics.median(self.p99s_us)
 
 
-def measure(cases: Mapping[str, Case], plan: Plan) -> dict[str, Latency]:
+def measure(
+    cases: Mapping[str, Case], plan: Plan, tell: Callable[[str], None] = lambda _text: None
+) -> dict[str, Latency]:
     """Times all cases, block by block in turns, so that whatever else the machine does meets all of them alike."""
-    rounds = [_round(cases, plan) for _ in range(plan.num_rounds)]
+    rounds = []
+    for number in range(plan.num_rounds):
+        tell(f"round {number + 1}/{plan.num_rounds}")
+        rounds.append(_round(cases, plan))
     return {
         name: Latency(tuple(one[name][0] for one in rounds), tuple(one[name][1] for one in rounds)) for name in cases
     }

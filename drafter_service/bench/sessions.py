@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -104,7 +104,9 @@ class _Caller:
         return pb.Pairs(first_key=first_key, tokens=range(1, count + 1), hiddens=ref)
 
 
-def measure_sessions(plan: SessionsPlan, models: Path = MODELS) -> dict[str, Any]:
+def measure_sessions(
+    plan: SessionsPlan, models: Path = MODELS, tell: Callable[[str], None] = lambda _text: None
+) -> dict[str, Any]:
     """Figures: both ways' medians, their ratio round by round, and whether the goal is met."""
     config = ServiceConfig(
         checkpoint=models / "head",
@@ -121,6 +123,7 @@ def measure_sessions(plan: SessionsPlan, models: Path = MODELS) -> dict[str, Any
         for caller in callers:
             stack.callback(caller.channel.close)
         callers[-1].open(plan.num_sequences)
+        tell(f"{plan.num_rounds} rounds")
         rounds = [_round(callers, plan) for _ in range(plan.num_rounds + 2)][2:]
     ratio = statistics.median(apart / whole for apart, whole in rounds)
     return {

@@ -7,7 +7,7 @@ drafts a verify would have kept.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from drafter_service.demo.prompts import EVERYTHING, read_texts
 from drafter_service.demo.target import HEAD, TEXTS, Target, load_target
 from drafter_service.server.process import ServiceProcess
 from specdraft.client import Client
+
+PROGRESS_POSITIONS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,25 @@ class AcceptancePlan:
     seed: int = 0
 
 
-def measure_acceptance(plan: AcceptancePlan, head: Path = HEAD) -> dict[str, Any]:
-    """Figures: rounds, share accepted by draft index, mean accept length (1 + mean accepted drafts)."""
+def measure_acceptance(
+    plan: AcceptancePlan, head: Path = HEAD, tell: Callable[[str], None] = lambda _text: None
+) -> dict[str, Any]:
+    """Figures: rounds, share accepted by draft index, mean accept length (1 + mean accepted drafts).
+
+    Raises:
+        ValueError: the texts have fewer positions.
+    """
     torch.set_num_threads(1)
     target = load_target()
+    contexts = _contexts(target, plan)
     accepted: list[int] = []
     with (
         ServiceProcess(service_config(head)) as reached,
         Client(reached.target, max_drafts=plan.num_drafts, client_name="acceptance") as client,
     ):
-        for context in _contexts(target, plan):
+        for number, context in enumerate(contexts):
+            if number % PROGRESS_POSITIONS == 0:
+                tell(f"position {number + 1}/{plan.num_positions}")
             grown, hiddens = _read(target, context, plan.num_drafts + 1)
             # grown[0] is t_P; the drafts are guesses for what follows it.
             with client.open_sequence() as sequence:
@@ -93,6 +104,8 @@ def _contexts(target: Target, plan: AcceptancePlan) -> list[tuple[int, ...]]:
     files = [target.tokenizer.encode(text).ids for text in read_texts(TEXTS, EVERYTHING).values()]
     size = plan.num_context_tokens
     places = [(ids, start) for ids in files for start in range(len(ids) - size)]
+    if plan.num_positions > len(places):
+        raise ValueError(f"{plan.num_positions} positions: the held-out files have {len(places)}")
     return [
         tuple(ids[start : start + size]) for ids, start in random.Random(plan.seed).sample(places, plan.num_positions)
     ]

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,15 +62,19 @@ class Story:
     hiddens: Tensor
 
 
-def measure_policies(plan: PolicyPlan) -> dict[str, Any]:
+def measure_policies(plan: PolicyPlan, tell: Callable[[str], None] = lambda _text: None) -> dict[str, Any]:
     """Acceptance of each policy on the same stories, and the share of the verified rows that the head could see."""
     torch.set_num_threads(1)
     target = load_target()
     prompts = pick_prompts(TEXTS, target.tokenizer, plan.num_prompts, plan.num_prompt_tokens, plan.seed)
-    stories = [_tell(target, prompt.tokens, plan.num_new_tokens) for prompt in prompts]
+    stories = []
+    for number, prompt in enumerate(prompts):
+        tell(f"rows policies: generation {number + 1}/{plan.num_prompts}")
+        stories.append(_tell(target, prompt.tokens, plan.num_new_tokens))
     head = load_head(HEAD, TARGET, dtype=torch.float32)
     figures = {}
     for policy in POLICIES:
+        tell(f"rows policies: rounds of {policy}")
         rounds = [one for story in stories for one in _rounds(head, story, plan.num_drafts, policy)]
         seen = sum(num_rows for _, num_rows, _ in rounds) / sum(num_verified for _, _, num_verified in rounds)
         figures[policy] = summary([accepted for accepted, _, _ in rounds], plan.num_drafts) | {
