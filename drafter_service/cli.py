@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from drafter_service import __version__
-from drafter_service.config import ConfigError, ServiceConfig, add_flags, read_config
+from drafter_service.config import WATCH_STDIN_FLAG, ConfigError, ServiceConfig, add_flags, read_config
 
 if TYPE_CHECKING:
+    from drafter_service.server import Addresses
+
     _Commands = argparse._SubParsersAction["_Parser"]  # noqa: SLF001  # argparse has no public name for it
+
+# Run as `python -m`, this module has another name, and its log lines would go nowhere.
+_log = logging.getLogger("drafter_service.cli")
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1
+EXIT_SIGNAL = 128
+"""Added to a signal's number, as shells do."""
+
+COLOR_CHOICES = ("auto", "always", "never")
+ALL_INTERFACES = ("", "0.0.0.0", "::", "[::]")  # noqa: S104  # compared with, not bound
+DRAFTS_MAX = ServiceConfig().max_drafts
 POSITIONS = 500
 LEVER_POSITIONS = 6000
 LOOK_S = 1.0
@@ -30,10 +43,69 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code."""
     flags = _parser().parse_args(arguments)
     try:
-        return int(flags.run(flags))
+        code = int(flags.run(flags))
+        sys.stdout.flush()  # here, where a reader who has gone can still be told from a fault
     except ConfigError as error:
-        print(f"drafter-service: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return _failed(str(error), EXIT_USAGE)
+    except KeyboardInterrupt:
+        return _failed("interrupted", EXIT_SIGNAL + signal.SIGINT)
+    except BrokenPipeError:
+        # What is left in the buffer goes nowhere, or the interpreter would complain about it at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_SIGNAL + signal.SIGPIPE
+    except Exception as error:
+        if not _is_of_the_service(error):
+            raise
+        return _failed(str(error), EXIT_FAILED)
+    return code
+
+
+def _failed(text: str, code: int) -> int:
+    print(f"drafter-service: {text}", file=sys.stderr)
+    return code
+
+
+def _is_of_the_service(error: Exception) -> bool:
+    """Whether the service that demo and benchmarks start is the reason: a traceback of ours would say less."""
+    from drafter_service.server.process import ProcessError
+    from specdraft.errors import SpecdraftError
+
+    return isinstance(error, ProcessError | SpecdraftError)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds the stack, so that the service that was started is ended and its directory removed."""
+
+    def end(number: int, _frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # what is being cleared away must not be interrupted
+        sys.exit(EXIT_SIGNAL + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _count(least: int, most: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `least` to `most`, for argparse."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+        return number
+
+    return parse
+
+
+def _tell(text: str) -> None:
+    """Progress, beside what is asked for: standard output stays what can be read by programs."""
+    print(text, file=sys.stderr, flush=True)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a head")
     add_flags(serve)
+    serve.add_argument(WATCH_STDIN_FLAG, dest="watches_stdin", action="store_true", help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve)
     inspect = commands.add_parser("inspect", help="say what a checkpoint holds, or what is wrong with it")
     inspect.add_argument("checkpoint", type=Path)
@@ -74,12 +147,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_demo(commands: _Commands) -> None:
     demo = commands.add_parser("demo", help="generate held-out code with and without drafts, side by side")
-    demo.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    demo.add_argument("--color", choices=COLOR_CHOICES, default="auto")
     demo.add_argument("--head", type=Path, help="another checkpoint of the head (default: the trained one)")
-    demo.add_argument("--num-drafts", type=int, default=3, help="drafts of a round (default %(default)s)")
-    demo.add_argument("--prompts", type=int, default=4, help="generations of a run (default %(default)s)")
-    demo.add_argument("--new-tokens", type=int, default=72, help="length of a generation (default %(default)s)")
-    demo.add_argument("--turns", type=int, default=5, help="timed turns (default %(default)s)")
+    demo.add_argument(
+        "--num-drafts", type=_count(1, DRAFTS_MAX), default=3, help="drafts of a round (default %(default)s)"
+    )
+    demo.add_argument("--prompts", type=_count(1, 1000), default=4, help="generations of a run (default %(default)s)")
+    demo.add_argument(
+        "--new-tokens", type=_count(1, 800), default=72, help="length of a generation (default %(default)s)"
+    )
+    demo.add_argument("--turns", type=_count(1, 1000), default=5, help="timed turns (default %(default)s)")
     demo.add_argument("--seed", type=int, default=0, help="chooses the prompts (default %(default)s)")
     demo.set_defaults(run=_demo)
 
@@ -88,33 +165,44 @@ def _add_bench(commands: _Commands) -> None:
     bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry, sessions")
     kinds = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     rpc = kinds.add_parser("rpc", help="round trips beside a bare gRPC echo and the head's own forward")
-    rpc.add_argument("--rounds", type=int, default=7, help="rounds (default %(default)s)")
-    rpc.add_argument("--calls", type=int, default=300, help="calls of each case in a round (default %(default)s)")
-    rpc.set_defaults(run=_bench_rpc)
+    rpc.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
+    rpc.add_argument(
+        "--calls", type=_count(1, 1_000_000), default=300, help="calls of each case in a round (default %(default)s)"
+    )
+    rpc.set_defaults(run=_bench, measure=_bench_rpc)
     acceptance = kinds.add_parser("acceptance", help="acceptance of the trained head on held-out files")
     acceptance.add_argument("--levers", action="store_true", help="compare the levers with the default instead")
     acceptance.add_argument(
-        "--positions", type=int, help=f"positions (default {POSITIONS}; with --levers {LEVER_POSITIONS})"
+        "--positions",
+        type=_count(1, 1_000_000),
+        help=f"positions (default {POSITIONS}; with --levers {LEVER_POSITIONS})",
     )
-    acceptance.add_argument("--num-drafts", type=int, default=3, help="drafts of a position (default %(default)s)")
+    acceptance.add_argument(
+        "--num-drafts", type=_count(1, DRAFTS_MAX), default=3, help="drafts of a position (default %(default)s)"
+    )
     acceptance.add_argument(
         "--prompts",
-        type=int,
+        type=_count(1, 1000),
         default=16,
         help="generations that the rows policies are compared on (default %(default)s)",
     )
-    acceptance.set_defaults(run=_bench_acceptance)
+    acceptance.set_defaults(run=_bench, measure=_bench_acceptance)
     carry = kinds.add_parser("carry", help="TakeKV and InstallKV of few and of many rows")
-    carry.add_argument("--rows", type=int, nargs=2, default=(100, 100_000), metavar=("FEW", "MANY"))
-    carry.add_argument("--rounds", type=int, default=7, help="rounds (default %(default)s)")
-    carry.add_argument("--calls", type=int, default=100, help="calls of each case in a round (default %(default)s)")
-    carry.set_defaults(run=_bench_carry)
+    carry.add_argument("--rows", type=_count(1, 1_000_000), nargs=2, default=(100, 100_000), metavar=("FEW", "MANY"))
+    carry.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
+    carry.add_argument(
+        "--calls", type=_count(1, 1_000_000), default=100, help="calls of each case in a round (default %(default)s)"
+    )
+    carry.set_defaults(run=_bench, measure=_bench_carry)
     sessions = kinds.add_parser("sessions", help="many clients at once")
     sessions.add_argument(
-        "--sequences", type=int, default=1000, help="open sequences that do nothing meanwhile (default %(default)s)"
+        "--sequences",
+        type=_count(1, 4000),
+        default=1000,
+        help="open sequences that do nothing meanwhile (default %(default)s)",
     )
-    sessions.add_argument("--rounds", type=int, default=15, help="rounds (default %(default)s)")
-    sessions.set_defaults(run=_bench_sessions)
+    sessions.add_argument("--rounds", type=_count(1, 10_000), default=15, help="rounds (default %(default)s)")
+    sessions.set_defaults(run=_bench, measure=_bench_sessions)
     for kind in (rpc, acceptance, carry, sessions):
         kind.add_argument("--json", action="store_true", help="print the result as it is committed")
 
@@ -127,27 +215,53 @@ def _serve(flags: argparse.Namespace) -> int:
     from drafter_service.telemetry import set_up_logging
 
     set_up_logging(config.log_level)
-    stop = threading.Event()
+    stop = _Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda received, _frame: stop.give(signal.Signals(received).name))
+    if flags.watches_stdin:
+        threading.Thread(target=stop.at_end_of_stdin, name="stdin", daemon=True).start()
     service = Service(config)
     addresses = service.start()
-    places = {
-        "socket": addresses.socket,
-        "tcp": addresses.listen_port,
-        "metrics": addresses.metrics_port,
-        "health": addresses.health_port,
-    }
+    try:
+        _say_where(addresses, config)
+        while not stop.given.wait(LOOK_S) and not service.has_failed:
+            pass
+        has_failed = service.has_failed
+        _log.info("%s: draining, at most %g s", "the engine has died" if has_failed else stop.why, config.drain_s)
+        service.drain()
+    finally:
+        service.close()
+    _log.info("ended")
+    return _failed("the engine has died", EXIT_FAILED) if has_failed else 0
+
+
+class _Stop:
+    """The wish that `serve` ends, and where it came from."""
+
+    def __init__(self) -> None:
+        self.given = threading.Event()
+        self.why = ""
+
+    def give(self, why: str) -> None:
+        self.why = self.why or why
+        self.given.set()
+
+    def at_end_of_stdin(self) -> None:
+        while os.read(sys.stdin.fileno(), 1 << 10):
+            pass
+        self.give("who started us has ended")
+
+
+def _say_where(addresses: Addresses, config: ServiceConfig) -> None:
+    """One line for whoever waits for it; the log says what can be reached from other hosts."""
+    ports = {"tcp": addresses.listen_port, "metrics": addresses.metrics_port, "health": addresses.health_port}
+    places = {"socket": addresses.socket} | ports
     text = " ".join(f"{name}={place}" for name, place in places.items() if place is not None)
     print(f"serving {text}", flush=True)
-    while not stop.wait(LOOK_S) and not service.has_failed:
-        pass
-    has_failed = service.has_failed
-    service.drain()
-    service.close()
-    if has_failed:
-        print("drafter-service: the engine has died", file=sys.stderr)
-    return EXIT_FAILED if has_failed else 0
+    hosts = {"tcp": config.listen.rpartition(":")[0], "metrics": config.probe_host, "health": config.probe_host}
+    for name, port in ports.items():
+        if port is not None and hosts[name] in ALL_INTERFACES:
+            _log.info("%s listens on all interfaces, port %d", name, port)
 
 
 def _inspect(flags: argparse.Namespace) -> int:
@@ -182,14 +296,20 @@ def _demo(flags: argparse.Namespace) -> int:
         seed=flags.seed,
     )
     painter = Painter(in_color=wants_color(flags.color, sys.stdout, os.environ))
-    return 0 if run_demo(plan, painter) else 1
+    with _ended_by_sigterm():
+        return 0 if run_demo(plan, painter, tell=_tell) else 1
+
+
+def _bench(flags: argparse.Namespace) -> int:
+    with _ended_by_sigterm():
+        return int(flags.measure(flags))
 
 
 def _bench_rpc(flags: argparse.Namespace) -> int:
     from drafter_service.bench import rpc
     from drafter_service.bench.samples import Plan
 
-    figures = rpc.measure_rpc(Plan(flags.rounds, flags.calls))
+    figures = rpc.measure_rpc(Plan(flags.rounds, flags.calls), tell=_tell)
     command = f"drafter-service bench rpc --rounds {flags.rounds} --calls {flags.calls} --json"
     return _report("rpc", command, figures, rpc.describe, as_json=flags.json)
 
@@ -200,9 +320,12 @@ def _bench_acceptance(flags: argparse.Namespace) -> int:
     from drafter_service.demo import acceptance, policies
 
     plan = acceptance.AcceptancePlan(POSITIONS if flags.positions is None else flags.positions, flags.num_drafts)
-    figures = acceptance.measure_acceptance(plan)
+    try:
+        figures = acceptance.measure_acceptance(plan, tell=_tell)
+    except ValueError as error:
+        raise ConfigError(f"--positions: {error}") from error
     rounds = policies.PolicyPlan(num_prompts=flags.prompts, num_drafts=flags.num_drafts)
-    figures["rows_policies"] = policies.measure_policies(rounds)
+    figures["rows_policies"] = policies.measure_policies(rounds, tell=_tell)
     command = (
         f"drafter-service bench acceptance --positions {plan.num_positions} --num-drafts {plan.num_drafts} "
         f"--prompts {flags.prompts} --json"
@@ -218,6 +341,7 @@ def _bench_levers(flags: argparse.Namespace) -> int:
     from drafter_service.demo.lever_ab import figures
 
     plan = figures.LeverPlan(LEVER_POSITIONS if flags.positions is None else flags.positions, flags.num_drafts)
+    _tell(f"comparing levers at {plan.num_positions} positions: some minutes without a word")
     try:
         measured = figures.measure_levers(plan)
     except ValueError as error:
@@ -233,7 +357,7 @@ def _bench_carry(flags: argparse.Namespace) -> int:
     from drafter_service.bench.samples import Plan
 
     few, many = flags.rows
-    figures = carry.measure_carry(few, many, Plan(flags.rounds, flags.calls))
+    figures = carry.measure_carry(few, many, Plan(flags.rounds, flags.calls), tell=_tell)
     command = f"drafter-service bench carry --rows {few} {many} --rounds {flags.rounds} --calls {flags.calls} --json"
     return _report("carry", command, figures, carry.describe, as_json=flags.json)
 
@@ -242,7 +366,7 @@ def _bench_sessions(flags: argparse.Namespace) -> int:
     from drafter_service.bench import sessions
 
     plan = sessions.SessionsPlan(num_sequences=flags.sequences, num_rounds=flags.rounds)
-    figures = sessions.measure_sessions(plan)
+    figures = sessions.measure_sessions(plan, tell=_tell)
     command = f"drafter-service bench sessions --sequences {flags.sequences} --rounds {flags.rounds} --json"
     return _report("sessions", command, figures, sessions.describe, as_json=flags.json)
 

@@ -14,6 +14,9 @@ ENVIRONMENT_PREFIX = "SPECDRAFT_"
 SOCKET_PATH_MAX_BYTES = 107
 """Longest path of a Unix socket (sun_path is 108 bytes with its terminator)."""
 
+WATCH_STDIN_FLAG = "--until-stdin-ends"
+"""Makes `serve` end with whoever started it, for demo and benchmarks; no setting, and in no help text."""
+
 ADMIN_SUFFIX = ".admin"
 DESCRIPTOR_SUFFIX = ".fd"
 MIB = 1 << 20

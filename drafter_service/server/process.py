@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from drafter_service.config import ServiceConfig, flags_for
+from drafter_service.config import WATCH_STDIN_FLAG, ServiceConfig, flags_for
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
@@ -19,7 +19,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class ProcessError(RuntimeError):
-    """The service did not come up; what it said stands on standard error."""
+    """The service did not come up; its own line about why stands on standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,17 @@ class ServiceProcess:
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Reached:
-        command = [sys.executable, "-m", "drafter_service.cli", "serve", *flags_for(self._config)]
+        command = [sys.executable, "-m", "drafter_service.cli", "serve", WATCH_STDIN_FLAG, *flags_for(self._config)]
         # It imports what we import, wherever that was found.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)  # noqa: S603  # our own interpreter and flags
+        self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and flags
+            command,
+            stdin=subprocess.PIPE,  # never written to: it breaks however we end, and the service ends with it
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            process_group=0,  # Ctrl-C is ours: we still have sessions to close there
+        )
         try:
             return self._read_addresses(self._process)
         except BaseException:
@@ -75,8 +82,9 @@ class ServiceProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-            if self._process.stdout is not None:
-                self._process.stdout.close()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
             self._process = None
         self._directory.cleanup()
 
@@ -84,7 +92,9 @@ class ServiceProcess:
         assert process.stdout is not None, "it was asked for"
         readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
         line = process.stdout.readline() if readable else ""
+        if not readable:
+            raise ProcessError(f"the service did not come up within {START_TIMEOUT_S:.0f} s")
         if not line.startswith("serving "):
-            raise ProcessError(f"the service did not come up: it said {line.strip()!r}")
+            raise ProcessError(f"the service did not come up: it ended with exit code {process.wait(STOP_TIMEOUT_S)}")
         places = dict(part.split("=", 1) for part in line.split()[1:])
         return Reached(f"unix://{places['socket']}", f"http://{LOOPBACK}:{places['metrics']}/metrics", process.pid)

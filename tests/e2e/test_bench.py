@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from drafter_service.bench import rpc
+from drafter_service.bench.samples import Latency
 from drafter_service.bench.tiny_head import write_tiny_head
 from drafter_service.cli import main
 from drafter_service.config import LEVERS
@@ -29,6 +31,11 @@ def test_rpc_measures_service_echo_and_forward_in_one_run(capsys):
     }
     assert all(case["p99_us"] >= case["p50_us"] > 0 for case in figures["cases"].values())
     assert set(figures["tax_us"]) == set(ways)
+    for way, tax in figures["tax_us"].items():
+        assert set(tax) == {"quartile_1", "median", "quartile_3", "of_p50s"}
+        propose, floor = (figures["cases"][f"{case} {way}"]["p50_us"] for case in ("propose", "floor"))
+        assert tax["of_p50s"] == pytest.approx(propose - floor, abs=0.1)
+    assert set(figures["ratios"]) == {"empty unary", "empty drive"}  # a multiple says nothing of a forward
     assert all(isinstance(met, bool) for met in figures["goals"].values())
 
 
@@ -69,10 +76,52 @@ def test_levers_are_compared_on_the_same_positions(capsys):
     assert all(case["first_won"] == 0 for case in cases if case["lever"] == "min_logprob")
 
 
-@pytest.mark.parametrize("count", ["0", "-1", "1000000"])
-def test_positions_that_the_texts_do_not_have_are_refused(capsys, count):
-    assert main(["bench", "acceptance", "--levers", "--positions", count]) == 2
-    assert "--positions" in capsys.readouterr().err
+def latency(*p50s_us):
+    return Latency(p50s_us, p50s_us)
+
+
+def test_tax_is_taken_round_by_round_and_has_its_spread():
+    latencies = {"propose unary": latency(12.0, 25.0, 30.0), "floor unary": latency(10.0, 20.0, 29.0)}
+    tax = rpc._tax(latencies, "unary")
+    assert tax == {"quartile_1": 1.5, "median": 2.0, "quartile_3": 3.5, "of_p50s": 5.0}
+    assert "2 us (2 to 4); of the p50s 5 us" in rpc._tax_line("unary", tax)
+
+
+def test_tax_below_nothing_is_called_noise():
+    tax = rpc._tax({"propose unary": latency(9.0), "floor unary": latency(10.0)}, "unary")
+    assert "within noise (-1 to -1)" in rpc._tax_line("unary", tax)
+
+
+@pytest.mark.parametrize("levers", [[], ["--levers"]], ids=["rounds", "levers"])
+def test_positions_that_the_texts_do_not_have_are_refused(capsys, levers):
+    assert main(["bench", "acceptance", *levers, "--positions", "1000000"]) == 2
+    assert "--positions: 1000000 positions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("demo", "--prompts", "0"),
+        ("demo", "--num-drafts", "99"),
+        ("demo", "--turns", "0"),
+        ("demo", "--new-tokens", "many"),
+        ("bench", "rpc", "--rounds", "0"),
+        ("bench", "rpc", "--calls", "-1"),
+        ("bench", "acceptance", "--positions", "0"),
+        ("bench", "acceptance", "--levers", "--positions", "-1"),
+        ("bench", "carry", "--rows", "0", "5"),
+        ("bench", "sessions", "--sequences", "5000"),
+    ],
+    ids=" ".join,
+)
+def test_sizes_that_cannot_be_are_refused_in_one_line(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert next(word for word in arguments if word.startswith("--") and word != "--levers") in line
+    assert "is no whole number from 1 to" in line
 
 
 def test_sessions_measures_both_ways_of_asking(capsys):

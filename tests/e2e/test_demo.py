@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafter_service.demo.demo import DemoPlan, run_demo
+from drafter_service.demo.page import side_by_side
 from drafter_service.demo.painting import Ink, Painter, inks, paint_generation, wants_color
 from drafter_service.demo.prompts import pick_prompts
 from drafter_service.demo.race import DRAFTED, GENERATE, LOOP, Outcome, Run
@@ -41,7 +42,11 @@ def random_head(tmp_path_factory):
 
 def demo(decoding=speculative_generate, *, in_color=False, **plan):
     said = []
-    is_lossless = run_demo(DemoPlan(**SHORT | plan), Painter(in_color=in_color), said.append, decoding)
+
+    def tell(text):
+        said.append(f"({text})")
+
+    is_lossless = run_demo(DemoPlan(**SHORT | plan), Painter(in_color=in_color), said.append, decoding, tell)
     return is_lossless, said
 
 
@@ -56,6 +61,12 @@ def test_demo_ends_with_its_one_line_and_is_lossless():
     url = re.search(r"http://127\.0\.0\.1:\d+/metrics", text).group()
     with pytest.raises(urllib.error.URLError):  # the service has ended with the demo
         urllib.request.urlopen(url, timeout=5)
+
+
+def test_text_is_shown_before_the_timed_turns_and_every_turn_is_announced(random_head):
+    _, said = demo(head=random_head, num_turns=2)
+    (shown,) = (index for index, text in enumerate(said) if ", from line " in text)
+    assert said.index("(warming up: with drafts)") < shown < said.index("(turn 1/2)") < said.index("(turn 2/2)")
 
 
 def test_random_head_costs_time_but_no_token(random_head):
@@ -113,6 +124,30 @@ def test_speedup_is_against_the_faster_way_without_drafts():
     assert outcome.speedup == pytest.approx(1.5)
 
 
+def test_table_and_speedup_are_of_the_turn_with_the_median_speedup():
+    outcome = Outcome(
+        shown=Run(1.0, ((1,) * 60,), ([],)),
+        # Medians of each column would say 3.0 s against 3.0 s.
+        seconds={GENERATE: (3.0, 9.0, 2.0), LOOP: (4.0, 9.0, 2.5), DRAFTED: (2.0, 3.0, 4.0)},
+        num_plain_forwards=60,
+        num_compared=1,
+        num_different=0,
+    )
+    assert (outcome.median_turn, outcome.baseline, outcome.speedup) == (0, GENERATE, 1.5)
+    lines = side_by_side(outcome, tally([], 3)).splitlines()
+    assert [line.split()[-1] for line in lines[1:4]] == ["3.00", "4.00", "2.00"]
+    assert "speedup 1.50x" in lines[4]
+    assert "turn 1, the median of 3 (0.50x to 3.00x)" in lines[4]
+
+
+def test_a_single_turn_is_not_called_a_median():
+    seconds = {GENERATE: (3.0,), LOOP: (4.0,), DRAFTED: (2.0,)}
+    outcome = Outcome(Run(1.0, ((1,),), ([],)), seconds, num_plain_forwards=1, num_compared=1, num_different=0)
+    text = side_by_side(outcome, tally([], 3))
+    assert text.endswith("one turn")
+    assert "median" not in text
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -133,14 +168,19 @@ def test_color_follows_flag_then_no_color_then_terminal(choice, stream, environm
     assert wants_color(choice, stream, environment) is expected
 
 
-def test_uncolored_generation_is_the_text_itself():
+def test_uncolored_generation_has_marks_for_its_begin_and_for_every_kind_of_token():
     class Letters:
         def decode(self, ids, skip_special_tokens):
             return "".join(map(chr, ids))
 
-    rounds = [RoundRecord(1, (), 0, (97,)), RoundRecord(2, (98, 99), 1, (98, 10))]
-    assert paint_generation(rounds, Letters(), Painter(in_color=False)) == "ab\n"
-    assert paint_generation(rounds, Letters(), Painter(in_color=True)).count("\x1b[0m") == 2
+    rounds = [
+        RoundRecord(1, (), 0, (97,)),
+        RoundRecord(2, (98, 99), 1, (98, 100)),
+        RoundRecord(4, (101,), 1, (101, 10)),
+    ]
+    assert paint_generation(rounds, Letters(), Painter(in_color=False)) == "<|>a[+b+]{!d!}[+e+](*\n*)"
+    assert paint_generation(rounds, Letters(), Painter(in_color=True)).count("\x1b[0m") == 4
+    assert ";4m" in Ink.CORRECTION.value  # underlined: red and green are not enough
 
 
 def test_prompts_begin_at_lines_of_held_out_code_and_are_the_same_every_time():

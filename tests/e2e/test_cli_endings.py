@@ -1,0 +1,113 @@
+"""How demo and benchmarks end when they are not let finish: one line, no process and no directory left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from drafter_service.bench.tiny_head import write_tiny_head
+from drafter_service.cli import main
+from processes import environment
+from repository import ROOT
+
+TOOL = [sys.executable, "-m", "drafter_service.cli"]
+CARRY = ["bench", "carry", "--rows", "10", "20", "--rounds", "10000", "--calls", "100"]
+
+
+@pytest.fixture
+def measuring(tmp_path):
+    """A benchmark at work, with a directory of its own for temporary files."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*TOOL, *CARRY], env=environment(TMPDIR=str(tmp_path)), cwd=ROOT, **pipes)
+    try:
+        line = process.stderr.readline()
+        while "round 1/" not in line:
+            assert line, "it has ended"
+            line = process.stderr.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def children(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def ends(pid, within_s=20.0):
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "last"), [(signal.SIGINT, 130, ["drafter-service: interrupted"]), (signal.SIGTERM, 143, [])]
+)
+def test_a_signal_ends_it_and_its_service_and_leaves_nothing(measuring, tmp_path, number, code, last):
+    (service,) = children(measuring.pid)
+    measuring.send_signal(number)
+    _, err = measuring.communicate(timeout=60)
+    assert measuring.returncode == code
+    assert "Traceback" not in err
+    assert [line for line in err.splitlines() if line.startswith("drafter-service: ")] == last
+    assert ends(service)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_service_ends_with_whoever_started_it_even_if_that_was_killed(measuring):
+    (service,) = children(measuring.pid)
+    measuring.kill()
+    measuring.wait()
+    try:
+        assert ends(service)
+    finally:
+        if not ends(service, 0.1):
+            os.kill(service, signal.SIGKILL)
+
+
+def test_a_head_that_is_not_there_is_named_without_a_traceback(tmp_path):
+    command = [*TOOL, "demo", "--head", "/nowhere"]
+    variables = environment(TMPDIR=str(tmp_path))
+    done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "/nowhere" in done.stderr
+    assert "the service did not come up" in done.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_has_read_enough_is_no_fault(tmp_path):
+    head = write_tiny_head(tmp_path, 100)
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*TOOL, "inspect", str(head)],
+        env=environment(),
+        cwd=ROOT,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_what_is_no_known_failure_is_not_hidden(monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("drafter_service.bench.rpc.measure_rpc", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["bench", "rpc"])
