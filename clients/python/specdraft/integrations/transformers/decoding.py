@@ -107,6 +107,7 @@ class SpeculativeDecoding:
             if chooser.is_done:
                 return
             logits = target.verify(chooser.ids, 1)
+            target.forget(target.position)  # nothing: but sliding layers shrink back to their window only then
 
     def _decode(self, client: Client, model: Any, target: Target, chooser: Chooser) -> None:
         tap = HiddenTap(model, client.options)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
+from transformers.generation.utils import GenerationMixin
 
 from specdraft.integrations.transformers import caches
 
 __all__ = ["Target"]
+
+# Classes that override the method hand most arguments on as **kwargs, so their own signatures say nothing.
+_SLICES_BY_LENGTH: Final = (
+    "next_sequence_length" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+)
+_TRIED_TOKENS: Final = 2
 
 
 class Target:
@@ -28,6 +35,8 @@ class Target:
             raise ValueError(f"speculative decoding takes a batch of 1, not {prompt.shape[0]}")
         if prompt.shape[1] == 0:
             raise ValueError("speculative decoding needs the prompt's input_ids, not inputs_embeds alone")
+        if model_kwargs.get("inputs_embeds") is not None:
+            raise ValueError("speculative decoding does not take inputs_embeds: the prompt's input_ids are what is fed")
         mask = model_kwargs.get("attention_mask")
         if mask is not None and not bool(mask.bool().all()):
             raise ValueError("speculative decoding takes no padding: attention_mask has zeros")
@@ -35,8 +44,6 @@ class Target:
         self._model = model
         self._kwargs = dict(model_kwargs)
         self._prompt_length = prompt.shape[1]
-        parameters = inspect.signature(model.prepare_inputs_for_generation).parameters
-        self._slices_by_length = "next_sequence_length" in parameters
 
     @property
     def position(self) -> int:
@@ -48,6 +55,9 @@ class Target:
 
         Returns:
             Logits after its last token: [1, 1, V], float32.
+
+        Raises:
+            ValueError: the model does not feed what it is asked to, now or (as far as can be told) in a later verify.
         """
         mask, held = self._kwargs.get("attention_mask"), self.position
         # As in `generate`: where the mask covers more than the ids, these are the new tokens alone.
@@ -58,6 +68,8 @@ class Target:
         logits = self._forward(prompt, count, logits_to_keep=1, is_first=True)
         caches.prepare_to_crop(self.cache)
         caches.crop(self.cache, self.position)
+        # A verify is prepared here, before any token comes out, and not run.
+        self._inputs(torch.cat([prompt, prompt[:, -1:].expand(-1, _TRIED_TOKENS)], dim=-1), _TRIED_TOKENS)
         return logits[:, -1:]
 
     def verify(self, ids: torch.Tensor, count: int) -> torch.Tensor:
@@ -77,19 +89,46 @@ class Target:
         caches.crop(self.cache, length)
 
     def _forward(self, ids: torch.Tensor, count: int, *, logits_to_keep: int, is_first: bool) -> torch.Tensor:
+        inputs = self._inputs(ids, count, logits_to_keep=logits_to_keep, is_first=is_first)
+        expected = self.position + count
+        outputs = self._model(**inputs, return_dict=True)
+        self._kwargs["past_key_values"] = self.cache = outputs.past_key_values
+        held = None if self.cache is None else self.position
+        if held != expected:
+            raise self._refusal(f"its cache holds {held} tokens after a forward that should have made them {expected}")
+        logits: torch.Tensor = outputs.logits
+        if logits.shape[1] < logits_to_keep:
+            raise self._refusal(f"it gives logits of {logits.shape[1]} tokens where {logits_to_keep} were asked for")
+        return logits.to(device=ids.device, dtype=torch.float32, copy=True)
+
+    def _inputs(
+        self, ids: torch.Tensor, count: int, *, logits_to_keep: int | None = None, is_first: bool = False
+    ) -> dict[str, Any]:
+        """What the model makes of the last `count` of `ids`: exactly these, on top of the cache.
+
+        Raises:
+            ValueError: it would feed something else, and its tokens would be wrong ones.
+        """
         kwargs = self._lengthened(ids.shape[1] - self._prompt_length)
         if "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = logits_to_keep
-        if self._slices_by_length:
+            kwargs["logits_to_keep"] = count if logits_to_keep is None else logits_to_keep
+        if _SLICES_BY_LENGTH:
             kwargs |= {"next_sequence_length": count, "is_first_iteration": is_first}
         else:
             held = self.position
             kwargs["cache_position"] = torch.arange(held, held + count, device=ids.device)
-        inputs = self._model.prepare_inputs_for_generation(ids, **kwargs)
-        outputs = self._model(**inputs, return_dict=True)
-        self._kwargs["past_key_values"] = self.cache = outputs.past_key_values
-        logits: torch.Tensor = outputs.logits
-        return logits.to(device=ids.device, dtype=torch.float32, copy=True)
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(ids, **kwargs)
+        fed = inputs.get("input_ids")
+        if fed is None or not torch.equal(fed.to(ids.device), ids[:, -count:]):
+            shape = None if fed is None else list(fed.shape)
+            raise self._refusal(f"it feeds input_ids of shape {shape} where the last {count} tokens are due")
+        if inputs.get("past_key_values") is not self.cache:
+            raise self._refusal(f"it drops its cache at {ids.shape[1]} tokens")
+        return inputs
+
+    def _refusal(self, what: str) -> ValueError:
+        name = type(self._model).__name__
+        return ValueError(f"speculative decoding cannot drive {name}.prepare_inputs_for_generation: {what}")
 
     def _lengthened(self, extra: int) -> dict[str, Any]:
         """The model's arguments for `extra` tokens after the prompt."""
