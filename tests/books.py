@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from drafter_service.engine import Engine, HeadIdentity, Ledger, Scheduler
 from drafter_service.engine import operations as ops
-from drafter_service.engine.operations import InFlight
+from drafter_service.engine.in_flight import InFlight
 from drafter_service.engine.runner import EagerRunner
 from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.heads import MtpHead, oracle_draft

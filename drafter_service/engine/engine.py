@@ -11,8 +11,9 @@ from typing import Protocol, TypeVar
 
 from drafter_service.engine.arrivals import Arrivals
 from drafter_service.engine.batch import PlannedWrite, RoundCost, Runner, RunResult, commit, fail, plan_write
+from drafter_service.engine.in_flight import Entry, InFlight, Key, Tag
 from drafter_service.engine.ledger import Ledger
-from drafter_service.engine.operations import Answer, Call, InFlight, Operation, Outcome, Refusal, Write
+from drafter_service.engine.operations import Answer, Call, Operation, Outcome, Refusal, Write
 from drafter_service.engine.scheduler import Job, Scheduler
 from drafter_service.state import SequenceView
 from specdraft.errors import Reason, SpecdraftError, make_error
@@ -104,7 +105,7 @@ class Engine:
         """Asks for a call. Entries beyond the in-flight bound are refused here and now."""
         for index in call.open_indices():
             operation = call.operations[index]
-            if isinstance(operation, Write) and not self._in_flight.enter(_counted(operation)):
+            if isinstance(operation, Write) and self._enter(operation, call, index) is Entry.FULL:
                 call.finish(index, Refusal(self._too_many(), None))
         if not call.open_indices():
             return
@@ -138,6 +139,10 @@ class Engine:
                 self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+
+    def _enter(self, operation: Write, call: Call, index: int) -> Entry:
+        key, tag = _place(operation)
+        return self._in_flight.enter(key, tag, (call, index))
 
     def _too_many(self) -> SpecdraftError:
         limit = self._in_flight.limit
@@ -275,13 +280,14 @@ class Engine:
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         if isinstance(job.operation, Write):
-            self._in_flight.leave(_counted(job.operation))
+            key, tag = _place(job.operation)
+            for call, index in self._in_flight.leave(key, tag):
+                call.finish(index, outcome)
         job.call.finish(job.index, outcome)
 
 
-def _counted(operation: Write) -> tuple[bytes, bytes]:
-    # With its session: whoever names a foreign sequence neither uses up its places nor learns whether they are used.
-    return operation.session_id, operation.sequence_id
+def _place(operation: Write) -> tuple[Key, Tag]:
+    return (operation.session_id, operation.sequence_id), (operation.op, operation.digest)
 
 
 def draining() -> SpecdraftError:

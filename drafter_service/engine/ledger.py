@@ -154,6 +154,7 @@ class Ledger:
         return Opened(sequence.sequence_id, sequence.view(), is_new=True)
 
     def _new_sequence(self, operation: Open | Fork) -> Sequence:
+        self.sequences.check_session(operation.session_id)
         limit = operation.max_sequences
         if self.sequences.count(operation.session_id) >= limit:
             text = f"the session has {limit} sequences, which is the limit"
@@ -222,8 +223,11 @@ class Ledger:
             del pages[-len(spare) :]
         carry = self.vault.put(operation.owner, sequence, pages, operation.label)
         sequence.drop_rows(0)
-        sequence.pages, sequence.reserved_pages = spare, min(len(spare), sequence.reserved_pages)
+        sequence.pages = spare
         self.settle(sequence)
+        # As freshly opened: what went with the carry is reserved anew, as far as there are pages.
+        num_missing = min(sequence.reserved_pages - len(sequence.pages), self.allocator.num_free)
+        sequence.pages.extend(self.allocator.allocate(max(num_missing, 0)))
         return Taken(self._carry_view(carry), sequence.view())
 
     def _install(self, operation: Install, sequence: Sequence) -> Answer:
@@ -278,7 +282,7 @@ class Ledger:
         # A carry under a key belongs to the key; those of the session itself are out of everybody's reach now.
         for carry in self.vault.listed(operation.session_id):
             self.vault.give_up(carry, "lost")
-        self.sequences.forget_session(operation.session_id)
+        self.sequences.end_session(operation.session_id)
         return Done()
 
     def _carry_view(self, carry: Carry) -> CarryView:

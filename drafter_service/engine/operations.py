@@ -336,50 +336,24 @@ class Call:
         self.deadline = deadline
         self._outcomes: list[Outcome | None] = [None] * len(operations)
         self._num_open = len(operations)
+        self._joined: set[int] = set()
+        self._lock = threading.Lock()
         self._on_done = on_done
 
     def open_indices(self) -> list[int]:
-        """The operations that have no outcome yet."""
-        return [index for index, outcome in enumerate(self._outcomes) if outcome is None]
+        """The operations that have no outcome yet and wait for none that is in flight already."""
+        return [index for index, outcome in enumerate(self._outcomes) if outcome is None and index not in self._joined]
+
+    def join(self, index: int) -> None:
+        """Operation `index` is the retry of one in flight, whose outcome it will get."""
+        self._joined.add(index)
 
     def finish(self, index: int, outcome: Outcome) -> None:
-        """Gives the outcome of operation `index`. Called by one thread at a time."""
-        assert self._outcomes[index] is None, "an operation ends once"
-        self._outcomes[index] = outcome
-        self._num_open -= 1
-        if self._num_open == 0:
+        """Gives the outcome of operation `index`."""
+        with self._lock:
+            assert self._outcomes[index] is None, "an operation ends once"
+            self._outcomes[index] = outcome
+            self._num_open -= 1
+            is_done = self._num_open == 0
+        if is_done:
             self._on_done([outcome for outcome in self._outcomes if outcome is not None])
-
-
-class InFlight:
-    """Counts the operations of each sequence that are in flight. A key is a session and a sequence that it names.
-
-    Args:
-        limit: most of one key.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._lock = threading.Lock()
-        self._counts: dict[tuple[bytes, bytes], int] = {}
-
-    def enter(self, key: tuple[bytes, bytes]) -> bool:
-        """Counts one more; False if there are `limit` already."""
-        with self._lock:
-            count = self._counts.get(key, 0)
-            if count >= self.limit:
-                return False
-            self._counts[key] = count + 1
-            return True
-
-    def leave(self, key: tuple[bytes, bytes]) -> None:
-        """Counts one less."""
-        with self._lock:
-            count = self._counts[key] - 1
-            if count:
-                self._counts[key] = count
-            else:
-                del self._counts[key]
-
-    def __len__(self) -> int:
-        return len(self._counts)

@@ -96,8 +96,7 @@ class EagerRunner:
     def _draft(self, chains: Sequence[_Chain], inputs: Tensor, page_table: Tensor) -> Tensor:
         """Makes the next draft of each chain; returns the hidden that each would go on with, [B, W]."""
         device = self._head.device
-        counts = torch.tensor([chain.num_rows for chain in chains], dtype=torch.int32, device=device)
-        reader = _PageReader(self._pool, page_table, counts)
+        reader = _PageReader(self._pool, page_table, [chain.num_rows for chain in chains])
         keys = torch.tensor([chain.key for chain in chains], device=device)
         output = self._head.finish(inputs, keys, reader)
         logits = self._masked(chains, output.logits)
@@ -213,14 +212,31 @@ class _SlotWriter:
 
 
 class _PageReader:
-    """Where `finish` finds the rows of a batch."""
+    """Where `finish` finds the rows of a batch.
 
-    def __init__(self, pool: KvPool, page_table: Tensor, row_counts: Tensor) -> None:
+    The reference attention gathers as many rows for every sequence as the longest has. So sequences of like lengths
+    (within a factor of two) go together: one long sequence must not make its neighbours as dear as itself.
+    """
+
+    def __init__(self, pool: KvPool, page_table: Tensor, row_counts: Sequence[int]) -> None:
         self._pool = pool
         self._page_table = page_table
-        self._row_counts = row_counts
+        self._row_counts = torch.tensor(row_counts, dtype=torch.int32, device=page_table.device)
+        groups: dict[int, list[int]] = {}
+        for index, count in enumerate(row_counts):
+            groups.setdefault(max(count, FEW_ROWS).bit_length(), []).append(index)
+        page_rows = pool.shape.page_rows
+        self._groups = [
+            (indices, -(-max(row_counts[index] for index in indices) // page_rows)) for indices in groups.values()
+        ]
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """Attention of one query a sequence over the rows that it holds."""
         k_pages, v_pages = self._pool.pages(layer)
-        return paged_attention(q, k_pages, v_pages, self._page_table, self._row_counts, scale)
+        if len(self._groups) == 1:
+            return paged_attention(q, k_pages, v_pages, self._page_table, self._row_counts, scale)
+        attended = torch.empty_like(q)
+        for indices, num_pages in self._groups:
+            table, counts = self._page_table[indices, :num_pages], self._row_counts[indices]
+            attended[indices] = paged_attention(q[indices], k_pages, v_pages, table, counts, scale)
+        return attended

@@ -20,19 +20,22 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 FEW_ELEMENTS = 1024
 
 
-def hidden_rows(data: bytes | bytearray, dtype: str, width: int) -> Tensor:
-    """Packed little-endian rows as a tensor [rows, width].
+def hidden_rows(data: bytes | bytearray, dtype: str, width: int, head_dtype: str) -> Tensor:
+    """Packed little-endian rows as a tensor [rows, width] in the head's element type.
 
     Args:
         data: private to the service. A bytearray is used in place, bytes are copied.
         dtype: name of the element type.
         width: elements of a row; len(data) is a multiple of the row's bytes.
+        head_dtype: name of the element type that the head computes in.
 
     Raises:
-        HIDDEN_NOT_FINITE: an element is NaN or infinite, naming the first such row.
+        HIDDEN_NOT_FINITE: an element is NaN or infinite, or becomes so in the head's type; names the first such row.
     """
     buffer = data if isinstance(data, bytearray) else bytearray(data)
     rows = torch.frombuffer(buffer, dtype=DTYPES[dtype]).view(-1, width)
+    if head_dtype != dtype:
+        rows, buffer = rows.to(DTYPES[head_dtype]), bytearray()
     # A sum is finite only if all its terms are; only when it is not (which overflow can cause too) look at each.
     if not math.isfinite(_sum(buffer, rows)):
         finite = torch.isfinite(rows).all(dim=1)
@@ -44,7 +47,7 @@ def hidden_rows(data: bytes | bytearray, dtype: str, width: int) -> Tensor:
 
 def _sum(buffer: bytearray, rows: Tensor) -> float:
     # A round's few rows are summed sooner by Python than torch is woken up in a thread that hardly uses it.
-    if rows.dtype == torch.float32 and rows.numel() <= FEW_ELEMENTS:
+    if buffer and rows.dtype == torch.float32 and rows.numel() <= FEW_ELEMENTS:
         return sum(memoryview(buffer).cast("f"))
     return rows.sum(dtype=torch.float64).item()
 

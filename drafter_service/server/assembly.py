@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from prometheus_client import CollectorRegistry
+from safetensors import SafetensorError
 
 from drafter_service.config import MIB, ConfigError, ServiceConfig
 from drafter_service.engine import Engine, HeadIdentity, Ledger, Scheduler
 from drafter_service.engine.batch import Runner
-from drafter_service.engine.operations import InFlight
+from drafter_service.engine.in_flight import InFlight
 from drafter_service.engine.runner import EagerRunner
 from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.heads import HeadPlan, MtpHead, load_planned_head
@@ -29,6 +31,8 @@ from drafter_service.telemetry import Metrics
 _log = logging.getLogger(__name__)
 
 CPU_KV_BYTES = 256 * MIB
+STOP_S = 1.0
+"""How long the self-test's engine is waited for."""
 
 
 class Assembly:
@@ -102,23 +106,13 @@ def assemble(
         torch.set_num_threads(config.torch_threads)
     device = _device(config)
     began = clock()
-    head = load_planned_head(plan, device)
+    head = _load(plan, device)
     pool = _pool(config, head, device)
-    identity = HeadIdentity(head.fingerprint, config.page_rows)
-    allocator = PageAllocator(pool.num_pages)
-    limits = CarryLimits(config.carry_ttl_s, int(config.carry_share * pool.num_pages))
-    vault = Vault(allocator, limits, metrics, clock)
-    ledger = Ledger(allocator, identity, vault, metrics, pool.copy_page)
-    scheduler = Scheduler(config.max_batch, config.prefill_rows)
     runner = wrap_runner(EagerRunner(head, pool))
-    engine = Engine(ledger, scheduler, runner, in_flight=InFlight(config.max_in_flight), observer=metrics, clock=clock)
-    assembly = Assembly(config, head, pool, engine, metrics=metrics, clock=clock)
+    _test(config, head, pool, runner, clock)
+    engine = _engine(config, head, pool, runner, metrics=metrics, clock=clock)
     engine.start()
-    try:
-        self_test(engine, head)
-    except SelfTestError as error:
-        engine.stop()
-        raise ConfigError(str(error)) from error
+    assembly = Assembly(config, head, pool, engine, metrics=metrics, clock=clock)
     _log_start(assembly, clock() - began)
     return assembly
 
@@ -141,6 +135,45 @@ def _log_start(assembly: Assembly, seconds: float) -> None:
         head.draft_vocab_size,
         head.config.vocab_size,
     )
+
+
+def _engine(
+    config: ServiceConfig,
+    head: MtpHead,
+    pool: KvPool,
+    runner: Runner,
+    *,
+    metrics: Metrics,
+    clock: Callable[[], float],
+) -> Engine:
+    """An engine with empty books over the whole pool, not started yet."""
+    allocator = PageAllocator(pool.num_pages)
+    limits = CarryLimits(config.carry_ttl_s, int(config.carry_share * pool.num_pages))
+    vault = Vault(allocator, limits, metrics, clock)
+    identity = HeadIdentity(head.fingerprint, config.page_rows)
+    ledger = Ledger(allocator, identity, vault, metrics, pool.copy_page)
+    scheduler = Scheduler(config.max_batch, config.prefill_rows)
+    in_flight = InFlight(config.max_in_flight)
+    return Engine(ledger, scheduler, runner, in_flight=in_flight, observer=metrics, clock=clock)
+
+
+def _test(config: ServiceConfig, head: MtpHead, pool: KvPool, runner: Runner, clock: Callable[[], float]) -> None:
+    """The self-test, on books and metrics of its own: what it drafts is nobody's. Raises ConfigError."""
+    engine = _engine(config, head, pool, runner, metrics=Metrics(CollectorRegistry(), config.max_drafts), clock=clock)
+    engine.start()
+    try:
+        self_test(engine, head)
+    except SelfTestError as error:
+        raise ConfigError(str(error)) from error
+    finally:
+        engine.stop(timeout_s=STOP_S)
+
+
+def _load(plan: HeadPlan, device: torch.device) -> MtpHead:
+    try:
+        return load_planned_head(plan, device)
+    except SafetensorError as error:
+        raise ConfigError(f"{plan.checkpoint}: the tensors cannot be read: {error}") from error
 
 
 def _device(config: ServiceConfig) -> torch.device:

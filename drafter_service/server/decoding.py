@@ -227,7 +227,7 @@ class Decoder:
         try:
             pairs = entry.pairs
             self._check_tokens(pairs, limit)
-            hiddens = read_hiddens(session, pairs.hiddens)
+            hiddens = read_hiddens(session, pairs.hiddens, self._facts.head.dtype)
         except SpecdraftError as error:
             return error
         return ops.WriteWish(

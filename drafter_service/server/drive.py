@@ -61,7 +61,7 @@ class Lease(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
     """A request that waits for its answer."""
 
@@ -72,9 +72,10 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """An answer on its way out."""
+    """An answer on its way out, and the request that it belongs to: ids are used again."""
 
     correlation_id: int
+    asked: _Asked
     answer: Answerable | SpecdraftError
 
 
@@ -199,18 +200,19 @@ class Drive:
             self._is_over.set()
             self._outbox.put(_End(error))
             return
-        self._asked[correlation_id] = _Asked(kind or "", now, now + request.timeout_ms / 1000)
+        asked = self._asked[correlation_id] = _Asked(kind or "", now, now + request.timeout_ms / 1000)
+
+        def answer(ready: Answerable | SpecdraftError) -> None:
+            self._outbox.put(_Ready(correlation_id, asked, ready))
+
         try:
             inner = self._checked(request, kind)
-            session = self._lease()
-            deadline = self._asked[correlation_id].deadline
-            self._calls.begin(session, inner, deadline, lambda answer: self._outbox.put(_Ready(correlation_id, answer)))
+            self._calls.begin(self._lease(), inner, asked.deadline, answer)
         except SpecdraftError as error:
-            self._outbox.put(_Ready(correlation_id, error))
+            answer(error)
         except Exception:  # noqa: BLE001  # a bug in one request must not end the stream
             _log.exception("%s failed", kind)
-            bug = make_error(Reason.INTERNAL, "the call failed inside the service")
-            self._outbox.put(_Ready(correlation_id, bug))
+            answer(make_error(Reason.INTERNAL, "the call failed inside the service"))
 
     def _checked(self, request: pb.DriveRequest, kind: str | None) -> Message:
         if self._is_draining.is_set():
@@ -223,15 +225,17 @@ class Drive:
         return inner
 
     def _answer(self, ready: _Ready) -> Iterator[pb.DriveResponse]:
-        asked = self._asked.pop(ready.correlation_id, None)
-        if asked is None:
-            return  # it was told that its time is over
+        asked = ready.asked
+        if self._asked.get(ready.correlation_id) is not asked:
+            return  # it was told that its time is over, and its id may have been used again
+        del self._asked[ready.correlation_id]
         response = pb.DriveResponse(correlation_id=ready.correlation_id)
         try:
             if isinstance(ready.answer, SpecdraftError):
                 raise ready.answer
             getattr(response, asked.kind).CopyFrom(ready.answer.encode())
-            self._metrics.stage("reply", self._clock() - ready.answer.finished_at)
+            if asked.kind in {"propose", "catchup"}:
+                self._metrics.stage("reply", self._clock() - ready.answer.finished_at)
         except SpecdraftError as error:
             yield self._refused(response, asked, error)
             return

@@ -26,11 +26,11 @@ DTYPE_NAMES: Mapping[int, str] = MappingProxyType(
 """Element types by their number on the wire."""
 
 
-def read_hiddens(session: Session, ref: tensor_pb2.TensorRef) -> Tensor:
+def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -> Tensor:
     """The rows that a TensorRef names: a private copy, checked.
 
     Returns:
-    [row_count, hidden width], in the session's element type.
+        [row_count, hidden width], in the head's element type `head_dtype`.
     """
     expected, given = session.agreement.hidden_dtype, DTYPE_NAMES.get(ref.dtype, "unspecified")
     if given != expected:
@@ -51,7 +51,7 @@ def read_hiddens(session: Session, ref: tensor_pb2.TensorRef) -> Tensor:
         raise not_implemented("TensorRef.region")
     else:
         raise invalid_field("hiddens.memory", "not set", "one of arena_slot, arena_staging, region, inline")
-    return hidden_rows(data, expected, width)
+    return hidden_rows(data, expected, width, head_dtype)
 
 
 def _inline_rows(ref: tensor_pb2.TensorRef, row_bytes: int) -> bytes:

@@ -265,7 +265,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         if answer is None:
             raise Ended
         response = answer.encode()
-        parts.metrics.stage("reply", self._clock() - answer.finished_at)
+        if isinstance(request, pb.ProposeRequest | pb.CatchupRequest):
+            parts.metrics.stage("reply", self._clock() - answer.finished_at)
         return response
 
 

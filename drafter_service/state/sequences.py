@@ -10,6 +10,12 @@ from drafter_service.state.advice import Advice
 from drafter_service.state.rows import KeySpan, Rows
 from specdraft.errors import Reason, SpecdraftError, make_error
 
+MAX_SPANS = 128
+"""Most key ranges of a sequence."""
+
+MAX_ENDED = 65536
+"""Ended sessions that are remembered; their ids are never used again."""
+
 MAX_CLOSED = 4096
 """Closed sequences whose closing is remembered, so that a retry of it gets its answer."""
 
@@ -197,10 +203,15 @@ class Sequence:
                 limit=self.max_keys,
             )
         gap = rows.gap_before(first_key)
-        if gap is not None and not allow_gap:
+        if gap is None:
+            return
+        # Every answer tells the ranges, and has to fit into a message.
+        is_full = len(rows.below(first_key).spans) >= MAX_SPANS
+        if not allow_gap or is_full:
+            text = f"the pairs [{gap.begin}, {gap.end}) before {first_key} have no rows"
             raise make_error(
                 Reason.MISSING_ROWS,
-                f"the pairs [{gap.begin}, {gap.end}) before {first_key} have no rows",
+                f"{text}, and a sequence has at most {MAX_SPANS} ranges" if is_full else text,
                 gap_begin=gap.begin,
                 gap_end=gap.end,
                 last_pair_key=self.rows.last_key,
@@ -216,6 +227,7 @@ class SequenceTable:
         self._by_open_id: dict[tuple[bytes, bytes], Sequence] = {}
         self._advice: dict[bytes, Advice] = {}
         self._closed: dict[tuple[bytes, bytes], tuple[int, bytes]] = {}
+        self._ended_sessions: dict[bytes, None] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -261,8 +273,16 @@ class SequenceTable:
         """What the session's acceptance has said so far."""
         return self._advice.setdefault(session_id, Advice())
 
-    def forget_session(self, session_id: bytes) -> None:
-        """Forgets what was learnt about a session; its sequences are gone already."""
+    def check_session(self, session_id: bytes) -> None:
+        """Raises SESSION_UNKNOWN for a session that has ended: a call may have been on its way meanwhile."""
+        if session_id in self._ended_sessions:
+            raise make_error(Reason.SESSION_UNKNOWN, "no session belongs to this token")
+
+    def end_session(self, session_id: bytes) -> None:
+        """Forgets what was learnt about a session, whose sequences are gone already; it opens no others."""
+        self._ended_sessions[session_id] = None
+        if len(self._ended_sessions) > MAX_ENDED:
+            del self._ended_sessions[next(iter(self._ended_sessions))]
         self._advice.pop(session_id, None)
         for key in [key for key in self._closed if key[0] == session_id]:
             del self._closed[key]

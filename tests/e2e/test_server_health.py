@@ -85,10 +85,12 @@ def test_one_more_proposal_of_a_busy_sequence_is_refused_at_once_while_workers_a
     sequences = [session.sequence(Story(seed)) for seed in range(4)]
     with server.runner.held():
         requests = [pb.ProposeRequest(entries=[sequence.propose_entry(0, 2)]) for sequence in sequences]
-        calls = [session.begin("Propose", request) for request in requests for _ in range(2)]
+        later = [pb.ProposeRequest(entries=[sequence.propose_entry(0, 2, op=2)]) for sequence in sequences]
+        calls = [session.begin("Propose", request) for request in requests + later]
         engine = server.service.assembly.engine
-        wait_until(lambda: sum(engine._in_flight._counts.values()) == 8)
-        (result,) = session.call("Propose", requests[0], timeout=5).results
+        wait_until(lambda: engine._in_flight.num_operations == 8)
+        third = pb.ProposeRequest(entries=[sequences[0].propose_entry(0, 2, op=3)])
+        (result,) = session.call("Propose", third, timeout=5).results
         assert refused_entry(result.status).kind == ("RESOURCE_EXHAUSTED", "IN_FLIGHT_EXHAUSTED")
     assert all(call.result().results[0].status.code == 0 for call in calls)
 

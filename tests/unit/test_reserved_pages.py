@@ -49,13 +49,25 @@ def test_rewinding_and_growing_within_a_reservation_moves_no_page(books: Books) 
     assert books.allocator.num_free == 2
 
 
+def test_turn_after_turn_leaves_a_reservation_whole(books: Books) -> None:
+    sequence_id, _ = reserve(books, 40)
+    for turn in range(4):
+        op = 4 * turn
+        books.ask(write(sequence_id, op + 1, 0, [1] * 8, rows(books, 8)))
+        (taken,) = books.ask(ops.Take(SESSION, sequence_id, op + 2, b"", SESSION, ""))
+        books.ask(ops.Install(SESSION, sequence_id, op + 3, b"", SESSION, taken.carry.kv_id, None, ""))
+        books.ask(ops.Truncate(SESSION, sequence_id, op + 4, b"", 0, None))
+        assert len(books.ledger.sequences.find(SESSION, sequence_id).pages) == 10
+
+
 def test_a_carry_takes_the_pages_of_its_rows_and_leaves_the_rest_reserved(books: Books) -> None:
     sequence_id, _ = reserve(books, 40)
     books.ask(write(sequence_id, 1, 0, [1] * 9, rows(books, 9)))
     (taken,) = books.ask(ops.Take(SESSION, sequence_id, 2, b"", SESSION, ""))
     assert books.ledger.vault.carries.num_pages == 3
-    assert len(books.ledger.sequences.find(SESSION, sequence_id).pages) == 7
+    assert len(books.ledger.sequences.find(SESSION, sequence_id).pages) == 9  # all that were left
     (installed,) = books.ask(ops.Install(SESSION, sequence_id, 3, b"", SESSION, taken.carry.kv_id, None, ""))
     assert installed.view.row_count == 9
+    assert len(books.ledger.sequences.find(SESSION, sequence_id).pages) == 10
     books.ask(ops.CloseSession(SESSION, b""))
     assert books.allocator.num_free == 12
