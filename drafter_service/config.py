@@ -20,6 +20,7 @@ WATCH_STDIN_FLAG = "--until-stdin-ends"
 ADMIN_SUFFIX = ".admin"
 DESCRIPTOR_SUFFIX = ".fd"
 MIB = 1 << 20
+PORT_MAX = 65535
 
 COUNT_MAX = (1 << 31) - 1
 """Largest count and largest message: what gRPC's options and the contract's uint32 fields hold."""
@@ -30,6 +31,18 @@ TIME_MAX_S = 1e6
 
 LEVERS = ("hidden_source", "recycle", "lm_head", "draft_vocab")
 """Settings that change what is drafted and never what a target answers: an A/B changes one of them."""
+
+GROUPS = (
+    ("head", None, ("checkpoint", "target_checkpoint", "device", "dtype")),
+    ("levers", "change what is drafted, never what the target answers", LEVERS),
+    ("listeners", None, ("socket", "listen", "tls_cert", "tls_key", "tls_client_ca", "insecure")),
+    ("probes and log", None, ("probe_host", "metrics_port", "health_port", "log_level")),
+    ("limits", None, ("max_drafts", "max_batch", "max_seq_len", "prefill_rows", "message_bytes", "max_in_flight")),
+    ("memory", None, ("page_rows", "kv_bytes", "arena_bytes", "carry_ttl_s", "carry_share")),
+    ("sessions", None, ("lease_s", "grace_s", "drain_s", "max_sessions", "max_sequences")),
+    ("threads", None, ("workers", "torch_threads")),
+)
+"""Settings as `serve --help` shows them: title, what the group is, and every setting once."""
 
 _DRAFT_VOCAB = re.compile(r"all|first:[0-9]+|ids:.+", re.DOTALL)
 
@@ -47,8 +60,8 @@ def parse_port(text: str) -> int | None:
     if text == "off":
         return None
     port = int(text)
-    if not 0 <= port <= 65535:
-        raise ValueError(f"port {port} is not in 0..65535")
+    if not 0 <= port <= PORT_MAX:
+        raise ValueError(f"port {port} is not in 0..{PORT_MAX}")
     return port
 
 
@@ -57,7 +70,29 @@ def parse_bytes(text: str) -> int:
     for suffix, factor in (("KiB", 1 << 10), ("MiB", MIB), ("GiB", 1 << 30)):
         if text.endswith(suffix):
             return int(float(text.removesuffix(suffix)) * factor)
-    return int(text)
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError("write it in bytes, or with KiB, MiB or GiB, for example 4GiB") from error
+
+
+def parse_socket(text: str) -> Path:
+    """A path. gRPC's own form of it would become a directory called "unix:"."""
+    if text.startswith("unix:"):
+        raise ValueError("write the path alone, without unix:")
+    return Path(text)
+
+
+def parse_listen(text: str) -> str:
+    """host:port, with the host of IPv6 in brackets; empty = none."""
+    if not text:
+        return text
+    host, found, port = text.rpartition(":")
+    if not found or not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+        raise ValueError("expected host:port, for example 127.0.0.1:9000 or [::1]:9000")
+    if not (port.isascii() and port.isdecimal()) or int(port) > PORT_MAX:
+        raise ValueError(f"port {port!r} is not in 0..{PORT_MAX}")
+    return text
 
 
 def parse_bool(text: str) -> bool:
@@ -82,8 +117,8 @@ class ServiceConfig:
     target_checkpoint: Path | None = _setting(
         None, "directory of the target's checkpoint, for the embedding and LM head that the head does not bring", Path
     )
-    socket: Path | None = _setting(Path("/run/specdraft/specdraft.sock"), "path of the Unix socket", Path)
-    listen: str = _setting("", "TCP address host:port to serve as well; unset = none. Needs TLS, or --insecure", str)
+    socket: Path | None = _setting(Path("/run/specdraft/specdraft.sock"), "path of the Unix socket", parse_socket)
+    listen: str = _setting("", "TCP address host:port to serve as well. Needs TLS, or --insecure", parse_listen)
     tls_cert: Path | None = _setting(None, "PEM certificate chain of the TCP listener", Path)
     tls_key: Path | None = _setting(None, "PEM key of the TCP listener", Path)
     tls_client_ca: Path | None = _setting(None, "PEM CA that signs clients' certificates (mutual TLS)", Path)
@@ -191,16 +226,21 @@ def environment_of(item: Field[Any]) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds one flag a setting; the levers stand together."""
-    levers = parser.add_argument_group("levers", "change what is drafted, never what the target answers")
+    """Adds one flag a setting, in groups."""
+    groups = {name: parser.add_argument_group(title, text) for title, text, names in GROUPS for name in names}
     for item in fields(ServiceConfig):
-        place = levers if item.name in LEVERS else parser
-        default = "required" if item.default is None and item.name == "checkpoint" else f"default {item.default}"
-        text = f"{item.metadata['help']} ({default}; ${environment_of(item)})"
+        place = groups[item.name]
+        text = f"{item.metadata['help']} ({_default_of(item)}; ${environment_of(item)})"
         if item.metadata["parse"] is parse_bool:
             place.add_argument(flag_of(item), nargs="?", const="true", metavar="BOOL", help=text)
         else:
             place.add_argument(flag_of(item), metavar=item.name.upper(), help=text)
+
+
+def _default_of(item: Field[Any]) -> str:
+    if item.name == "checkpoint":
+        return "required"
+    return "unset" if item.default in {None, ""} else f"default {item.default}"
 
 
 def read_config(flags: argparse.Namespace, environment: Mapping[str, str]) -> ServiceConfig:
@@ -226,7 +266,7 @@ def read_config(flags: argparse.Namespace, environment: Mapping[str, str]) -> Se
 def _parsed(item: Field[Any], text: str) -> object:
     parse = item.metadata["parse"]
     # Paths alone can be unset; anything else that is empty is a mistake for its parser to find.
-    return None if text == "" and parse is Path else parse(text)
+    return None if text == "" and parse in {Path, parse_socket} else parse(text)
 
 
 def flags_for(config: ServiceConfig) -> Sequence[str]:

@@ -29,7 +29,14 @@ from drafter_service.server.admin import AdminServicer
 from drafter_service.server.facts import HeadFacts, ServiceFacts, read_boot_id
 from drafter_service.server.health import Health, start_probe_server
 from drafter_service.server.interceptors import StatusInterceptor
-from drafter_service.server.listeners import BIND_TEXT, SOCKET_MODE, SocketOwnership, bind_tcp, bind_unix
+from drafter_service.server.listeners import (
+    BIND_TEXT,
+    SOCKET_MODE,
+    SocketOwnership,
+    bind_tcp,
+    bind_unix,
+    why_unbindable,
+)
 from drafter_service.server.servicer import DrafterServicer
 from drafter_service.telemetry import Metrics
 from specdraft.v1 import admin_pb2_grpc, drafter_pb2_grpc
@@ -96,7 +103,7 @@ class Service:
 
     def _start(self) -> Addresses:
         plan = self._plan()
-        addresses, server, ownership = self._listen()
+        addresses, ownership = self._listen()
         descriptor_socket = Path(f"{ownership.path}{DESCRIPTOR_SUFFIX}") if ownership else None
         # Imported now: what is wrong with settings or checkpoint has been said before torch is loaded.
         from drafter_service.server.assembly import assemble
@@ -112,7 +119,6 @@ class Service:
         reaper = threading.Thread(target=self._reap, name="reaper", daemon=True)
         reaper.start()
         self._closers.append(reaper.join)
-        del server
         return addresses
 
     def _plan(self) -> HeadPlan:
@@ -131,7 +137,7 @@ class Service:
         except CheckpointError as error:
             raise ConfigError(str(error)) from error
 
-    def _listen(self) -> tuple[Addresses, grpc.Server, SocketOwnership | None]:
+    def _listen(self) -> tuple[Addresses, SocketOwnership | None]:
         config = self.config
         ownership = SocketOwnership(config.socket) if config.socket else None
         if ownership:
@@ -145,7 +151,7 @@ class Service:
         self._closers.append(lambda: server.stop(STOP_GRACE_S).wait())
         metrics_port = self._start_metrics()
         health_port = self._start_probes()
-        return Addresses(config.socket, listen_port, metrics_port, health_port), server, ownership
+        return Addresses(config.socket, listen_port, metrics_port, health_port), ownership
 
     def _make_server(self) -> grpc.Server:
         config = self.config
@@ -197,7 +203,8 @@ class Service:
         try:
             server, bound = start_probe_server(self._health, self.config.probe_host, port)
         except RuntimeError as error:
-            raise ConfigError(f"--health-port {port} cannot be bound: {BIND_TEXT}") from error
+            why = why_unbindable(self.config.probe_host, port) or BIND_TEXT
+            raise ConfigError(f"--health-port {port} cannot be bound: {why}") from error
         self._closers.append(lambda: server.stop(0).wait())
         return bound
 

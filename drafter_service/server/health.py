@@ -92,12 +92,21 @@ def start_probe_server(health_service: Health, host: str, port: int) -> tuple[gr
     return server, bound
 
 
-def ask_health(target: str, timeout_s: float) -> str:
-    """The status that a service reports, by name, or why there is none. For `drafter-service health`."""
-    with grpc.insecure_channel(target) as channel:
+def ask_health(target: str, timeout_s: float) -> tuple[str, str]:
+    """Asks a service for `drafter-service health`.
+
+    Args:
+        target: gRPC address, or the path of a Unix socket.
+        timeout_s: most time to wait.
+
+    Returns:
+        The status that it reports, by name, and ""; or the code of the failure and what gRPC says about it.
+    """
+    address = f"unix:{target}".replace("%", "%25") if target.startswith("/") else target
+    with grpc.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its types leave the methods out
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
-            return str(error.code().name)
-        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+            return error.code().name, " ".join((error.details() or "").split())
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status), ""

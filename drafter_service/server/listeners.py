@@ -16,8 +16,8 @@ SOCKET_MODE = 0o660
 DIRECTORY_MODE = 0o750
 LOCK_SUFFIX = ".lock"
 
-BIND_TEXT = "the address is in use or not ours, or the TLS files are none"
-"""What gRPC does not tell apart."""
+BIND_TEXT = "gRPC does not say why"
+"""Where binding alone goes well."""
 
 
 class SocketOwnership:
@@ -115,6 +115,23 @@ def bind_unix(server: grpc.Server, path: Path) -> None:
         os.umask(mask)
 
 
+def why_unbindable(host: str, port: int) -> str:
+    """Why a TCP address cannot be listened on, found out with a plain socket: gRPC does not tell reasons apart."""
+    try:
+        places = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in places:
+            with socket.socket(family, kind, protocol) as probe:
+                # As servers do: connections that have just ended must not count.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen()
+    except OSError as error:
+        return error.strerror or str(error)
+    except UnicodeError:
+        return "that is no host name"
+    return ""
+
+
 def bind_tcp(server: grpc.Server, config: ServiceConfig) -> int:
     """Binds the TCP listener and returns its port. Raises ConfigError."""
     try:
@@ -130,5 +147,16 @@ def bind_tcp(server: grpc.Server, config: ServiceConfig) -> int:
         )
         return server.add_secure_port(config.listen, credentials)
     except (RuntimeError, OSError) as error:
-        why = error.strerror if isinstance(error, OSError) else BIND_TEXT
+        why = error.strerror if isinstance(error, OSError) else _why_not(config)
         raise ConfigError(f"--listen {config.listen} cannot be bound: {why}") from error
+
+
+def _why_not(config: ServiceConfig) -> str:
+    host, _, port = config.listen.rpartition(":")
+    if why := why_unbindable(host, int(port)):
+        return why
+    if config.insecure:
+        return BIND_TEXT
+    return (
+        f"{config.tls_cert}, {config.tls_key} or {config.tls_client_ca} is no PEM file of its kind, or they do not fit"
+    )

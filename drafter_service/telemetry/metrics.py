@@ -15,7 +15,6 @@ STAGES = ("queue", "device", "reply")
 STOPS = ("COMPLETE", "NOT_ASKED", "CONFIDENCE", "GRAMMAR", "POSITION_LIMIT", "PAGES")
 SESSION_ENDS = ("closed", "expired", "shutdown")
 CARRY_ENDS = ("taken", "installed", "freed", "lost", "expired", "evicted")
-PAGE_STATES = ("free", "live", "carried")
 
 
 class Metrics:

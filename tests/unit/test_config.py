@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafter_service.config import (
+    GROUPS,
     ConfigError,
     ServiceConfig,
     add_flags,
@@ -60,6 +61,18 @@ def test_every_setting_has_a_flag_a_variable_and_a_help_text():
         assert item.metadata["parse"]
 
 
+def test_every_setting_stands_in_one_group_and_what_has_no_default_is_unset():
+    grouped = [name for _, _, names in GROUPS for name in names]
+    assert sorted(grouped) == sorted(item.name for item in fields(ServiceConfig))
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    text = " ".join(parser.format_help().split())
+    assert "default None" not in text
+    assert "(default ;" not in text
+    assert "(unset; $SPECDRAFT_LISTEN)" in text
+    assert "(required; $SPECDRAFT_CHECKPOINT)" in text
+
+
 # A value other than the default, as it is typed, for every setting.
 OTHERS = {
     "target_checkpoint": "/a/target",
@@ -105,6 +118,13 @@ def test_a_configuration_comes_back_from_the_flags_made_of_it(item):
         (["--kv-bytes", "nanMiB"], ["--kv-bytes"]),
         (["--kv-bytes", "much"], ["--kv-bytes"]),
         (["--kv-bytes", "-1"], ["--kv-bytes"]),
+        (["--kv-bytes", "4GB"], ["--kv-bytes", "4GB", "in bytes, or with KiB, MiB or GiB, for example 4GiB"]),
+        (["--socket", "unix:///run/x.sock"], ["--socket", "write the path alone, without unix:"]),
+        (["--listen", "nowhere"], ["--listen", "nowhere", "host:port"]),
+        (["--listen", ":9000"], ["--listen", "host:port"]),
+        (["--listen", "::1:9000"], ["--listen", "[::1]:9000"]),
+        (["--listen", "localhost:http"], ["--listen", "'http'", "65535"]),
+        (["--listen", "localhost:65536"], ["--listen", "'65536'", "65535"]),
         (["--lease-s", "inf"], ["--lease-s", "inf"]),
         (["--lease-s", "nan"], ["--lease-s", "nan"]),
         (["--lease-s", "1e9"], ["--lease-s"]),

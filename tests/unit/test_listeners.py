@@ -163,11 +163,24 @@ def test_the_socket_is_where_it_was_asked_for_whatever_its_name(server, director
 def test_an_unusable_address_is_named(server, directory):
     with pytest.raises(ConfigError, match=r"missing/s\.sock cannot be bound"):
         bind_unix(server, directory / "missing" / "s.sock")
-    with pytest.raises(ConfigError, match="--listen nowhere cannot be bound"):
-        bind_tcp(server, ServiceConfig(listen="nowhere", insecure=True))
+    with pytest.raises(ConfigError, match=r"--listen no such host:1 cannot be bound: .*[Nn]ame"):
+        bind_tcp(server, ServiceConfig(listen="no such host:1", insecure=True))
     config = ServiceConfig(listen="localhost:0", **dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca"), directory))
     with pytest.raises(ConfigError, match="--listen localhost:0 cannot be bound: Is a directory"):
         bind_tcp(server, config)
+
+
+def test_a_port_in_use_is_told_from_tls_files_that_are_none(server, directory):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        config = ServiceConfig(listen=f"127.0.0.1:{busy.getsockname()[1]}", insecure=True)
+        with pytest.raises(ConfigError, match="cannot be bound: Address already in use"):
+            bind_tcp(server, config)
+    (directory / "empty.pem").touch()
+    files = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca"), directory / "empty.pem")
+    with pytest.raises(ConfigError, match=r"empty\.pem is no PEM file of its kind"):
+        bind_tcp(server, ServiceConfig(listen="localhost:0", **files))
 
 
 def test_a_free_port_is_found(server):

@@ -56,6 +56,7 @@ def _options() -> Sequence[tuple[str, int]]:
 
 def open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
     """Opens a channel for threads to "unix:///path" or "host:port"."""
+    _check_target(target)
     if credentials is None:
         return grpc.insecure_channel(target, _options())
     return grpc.secure_channel(target, credentials, _options())
@@ -63,9 +64,15 @@ def open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> gr
 
 def open_aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
     """Opens a channel for asyncio to "unix:///path" or "host:port"."""
+    _check_target(target)
     if credentials is None:
         return grpc.aio.insecure_channel(target, _options())
     return grpc.aio.secure_channel(target, credentials, _options())
+
+
+def _check_target(target: str) -> None:
+    if target.startswith("/"):  # gRPC would look for a host of this name
+        raise ValueError(f"target {target!r} is a path: write unix://{target}")
 
 
 def socket_path(target: str) -> str:
