@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from drafter_service import __version__
-from drafter_service.config import WATCH_STDIN_FLAG, ConfigError, ServiceConfig, add_flags, read_config
+from drafter_service.config import TIME_MAX_S, WATCH_STDIN_FLAG, ConfigError, ServiceConfig, add_flags, read_config
 
 if TYPE_CHECKING:
     from drafter_service.server import Addresses
@@ -103,6 +103,17 @@ def _count(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
+def _seconds(text: str) -> float:
+    """A parser of times, for argparse."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= TIME_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0 s")
+    return seconds
+
+
 def _tell(text: str) -> None:
     """Progress, beside what is asked for: standard output stays what can be read by programs."""
     print(text, file=sys.stderr, flush=True)
@@ -136,9 +147,11 @@ def _parser() -> argparse.ArgumentParser:
     inspect.set_defaults(run=_inspect)
     health = commands.add_parser("health", help="exit 0 if the service is SERVING: an exec probe")
     health.add_argument(
-        "--target", default=f"unix://{ServiceConfig().socket}", help="gRPC address (default %(default)s)"
+        "--target",
+        default=f"unix://{ServiceConfig().socket}",
+        help="gRPC address, or the socket's path (default %(default)s)",
     )
-    health.add_argument("--timeout-s", type=float, default=2.0)
+    health.add_argument("--timeout-s", type=_seconds, default=2.0, help="most time to wait (default %(default)s)")
     health.set_defaults(run=_health)
     _add_demo(commands)
     _add_bench(commands)
@@ -170,23 +183,7 @@ def _add_bench(commands: _Commands) -> None:
         "--calls", type=_count(1, 1_000_000), default=300, help="calls of each case in a round (default %(default)s)"
     )
     rpc.set_defaults(run=_bench, measure=_bench_rpc)
-    acceptance = kinds.add_parser("acceptance", help="acceptance of the trained head on held-out files")
-    acceptance.add_argument("--levers", action="store_true", help="compare the levers with the default instead")
-    acceptance.add_argument(
-        "--positions",
-        type=_count(1, 1_000_000),
-        help=f"positions (default {POSITIONS}; with --levers {LEVER_POSITIONS})",
-    )
-    acceptance.add_argument(
-        "--num-drafts", type=_count(1, DRAFTS_MAX), default=3, help="drafts of a position (default %(default)s)"
-    )
-    acceptance.add_argument(
-        "--prompts",
-        type=_count(1, 1000),
-        default=16,
-        help="generations that the rows policies are compared on (default %(default)s)",
-    )
-    acceptance.set_defaults(run=_bench, measure=_bench_acceptance)
+    acceptance = _add_acceptance(kinds)
     carry = kinds.add_parser("carry", help="TakeKV and InstallKV of few and of many rows")
     carry.add_argument("--rows", type=_count(1, 1_000_000), nargs=2, default=(100, 100_000), metavar=("FEW", "MANY"))
     carry.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
@@ -205,6 +202,27 @@ def _add_bench(commands: _Commands) -> None:
     sessions.set_defaults(run=_bench, measure=_bench_sessions)
     for kind in (rpc, acceptance, carry, sessions):
         kind.add_argument("--json", action="store_true", help="print the result as it is committed")
+
+
+def _add_acceptance(kinds: _Commands) -> _Parser:
+    acceptance = kinds.add_parser("acceptance", help="acceptance of the trained head on held-out files")
+    acceptance.add_argument("--levers", action="store_true", help="compare the levers with the default instead")
+    acceptance.add_argument(
+        "--positions",
+        type=_count(1, 1_000_000),
+        help=f"positions (default {POSITIONS}; with --levers {LEVER_POSITIONS})",
+    )
+    acceptance.add_argument(
+        "--num-drafts", type=_count(1, DRAFTS_MAX), default=3, help="drafts of a position (default %(default)s)"
+    )
+    acceptance.add_argument(
+        "--prompts",
+        type=_count(1, 1000),
+        default=16,
+        help="generations that the rows policies are compared on (default %(default)s)",
+    )
+    acceptance.set_defaults(run=_bench, measure=_bench_acceptance)
+    return acceptance
 
 
 def _serve(flags: argparse.Namespace) -> int:
@@ -266,8 +284,12 @@ def _say_where(addresses: Addresses, config: ServiceConfig) -> None:
 
 def _inspect(flags: argparse.Namespace) -> int:
     from drafter_service.heads import CheckpointError, as_json, describe, plan_head
+    from drafter_service.heads.inspect import describe_alone, missing_tables
 
     try:
+        if not flags.target_checkpoint and not flags.json and missing_tables(flags.checkpoint):
+            print(describe_alone(flags.checkpoint))
+            return 0
         plan = plan_head(flags.checkpoint, flags.target_checkpoint)
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
@@ -278,9 +300,9 @@ def _inspect(flags: argparse.Namespace) -> int:
 def _health(flags: argparse.Namespace) -> int:
     from drafter_service.server import ask_health
 
-    status = ask_health(flags.target, flags.timeout_s)
+    status, why = ask_health(flags.target, flags.timeout_s)
     print(status)
-    return 0 if status == "SERVING" else 1
+    return 0 if status == "SERVING" else _failed(f"{flags.target}: {why or status}", EXIT_FAILED)
 
 
 def _demo(flags: argparse.Namespace) -> int:

@@ -94,7 +94,7 @@ def plan_head(
     """
     reading = read_config(checkpoint, hidden_source=hidden_source, recycle=recycle)
     opened = Checkpoint.open(checkpoint)
-    own = _own_tensors(opened, reading)
+    own = own_tensors(opened, reading)
     tables = find_tables(opened, target_checkpoint, reading)
     rows = (reading.config.vocab_size, reading.config.hidden_size)
     planned = (*own, *(PlannedTensor(role, None, stored, rows) for role, stored in tables.stored))
@@ -126,7 +126,8 @@ def weight_element_bytes(tensor: PlannedTensor, computed: str) -> int:
     return ELEMENT_BYTES["float32" if len(tensor.shape) == 1 else computed]
 
 
-def _own_tensors(opened: Checkpoint, reading: ConfigReading) -> tuple[PlannedTensor, ...]:
+def own_tensors(opened: Checkpoint, reading: ConfigReading) -> tuple[PlannedTensor, ...]:
+    """The head's tensors but for the vocabulary tables. Raises CheckpointError."""
     record, config = reading.record, reading.config
     wanted = record.named_tensors(config.num_layers)
     missing = [name for name, _, _ in wanted if name not in opened.tensors]

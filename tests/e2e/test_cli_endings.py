@@ -62,7 +62,7 @@ def test_a_signal_ends_it_and_its_service_and_leaves_nothing(measuring, tmp_path
     assert "Traceback" not in err
     assert [line for line in err.splitlines() if line.startswith("drafter-service: ")] == last
     assert ends(service)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("specdraft-*")) == []
 
 
 def test_a_service_ends_with_whoever_started_it_even_if_that_was_killed(measuring):
@@ -84,7 +84,7 @@ def test_a_head_that_is_not_there_is_named_without_a_traceback(tmp_path):
     assert "Traceback" not in done.stderr
     assert "/nowhere" in done.stderr
     assert "the service did not come up" in done.stderr.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("specdraft-*")) == []
 
 
 def test_a_reader_that_has_read_enough_is_no_fault(tmp_path):
@@ -102,6 +102,16 @@ def test_a_reader_that_has_read_enough_is_no_fault(tmp_path):
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("prefix", ["", "unix:"])
+def test_health_of_nobody_names_the_target_and_the_reason(capsys, tmp_path, prefix):
+    target = f"{prefix}{tmp_path}/s.sock"
+    assert main(["health", "--target", target]) == 1
+    said = capsys.readouterr()
+    assert said.out == "UNAVAILABLE\n"
+    assert said.err.startswith(f"drafter-service: {target}: ")
+    assert "No such file" in said.err
 
 
 def test_what_is_no_known_failure_is_not_hidden(monkeypatch):

@@ -1,6 +1,7 @@
 import json
 
 from checkpoints import write_tiny_checkpoint
+from drafter_service.cli import main
 from drafter_service.heads import as_json, describe, load_head, plan_head
 
 
@@ -40,7 +41,30 @@ def test_the_json_form_is_json_with_the_same_facts(tmp_path):
     assert {value["name"] for value in document["values"]} >= {"rope_theta", "hidden_source", "recycle", "dtype"}
 
 
-def test_a_tied_head_and_an_empty_list_of_notes_say_so(tmp_path):
+def test_a_tied_head_says_so_and_without_notes_there_is_no_list_of_them(tmp_path):
     text = describe(plan_head(write_tiny_checkpoint(tmp_path, lm_head=False)))
     assert "tied" in text
-    assert "notes:\n  none" in text
+    assert "notes" not in text
+
+
+def test_bytes_are_told_as_stored_and_as_loaded(tmp_path):
+    plan = plan_head(write_tiny_checkpoint(tmp_path, dtype="bfloat16", padded_vocab=160))
+    rows = [line.split() for line in describe(plan).splitlines() if line.endswith(" bytes")]
+    stored, loaded = (int(row[-2].replace(",", "")) for row in rows[:2])
+    assert (rows[0][:3], rows[1][:4]) == (["weights", "as", "stored"], ["weights", "loaded", "as", "bfloat16"])
+    assert loaded == plan.weight_bytes
+    assert stored > loaded  # the rows beyond the vocabulary
+
+
+def test_a_head_without_its_tables_is_described_and_what_is_missing_is_noted(tmp_path, capsys):
+    head = write_tiny_checkpoint(tmp_path / "head", own_embedding=False, lm_head=False)
+    assert main(["inspect", str(head)]) == 0
+    text = capsys.readouterr().out
+    assert "without its vocabulary tables" in text
+    assert "no embedding here: to load it, give --target-checkpoint" in text or "LM head here" in text
+    assert "mtp.fc.weight" in text
+
+
+def test_a_head_that_lacks_its_own_tensors_is_an_error_with_or_without_tables(tmp_path, capsys):
+    assert main(["inspect", str(write_tiny_checkpoint(tmp_path, mtp=False, own_embedding=False))]) == 2
+    assert "no file holds mtp." in capsys.readouterr().err
