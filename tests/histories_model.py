@@ -330,12 +330,13 @@ class Model:
             )
             spare = sequence.pages[num_pages:]
             sequence.rows, sequence.draft_rows, sequence.pages = {}, (), spare
-            sequence.reserved = min(len(spare), sequence.reserved)
             self.settle(sequence)
             self.carries[carry] = carry
             while sum(len(one.pages) for one in self.carries.values()) > self.max_carried and len(self.carries) > 1:
                 del self.carries[next(iter(self.carries))]
                 self.evicted += 1
+            num_missing = min(sequence.reserved - len(sequence.pages), self.num_pages - self.in_use)
+            sequence.pages = sequence.pages + self.take_pages(max(num_missing, 0))
 
             def finish(answer):
                 check_carry(answer.carry, carry)
