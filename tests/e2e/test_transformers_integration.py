@@ -255,6 +255,64 @@ def test_processors_and_criteria_see_every_token_in_turn(model, service, client)
     assert lengths == list(range(PROMPT.shape[1], PROMPT.shape[1] + len(lengths)))
 
 
+class AsksTheModel(LogitsProcessor):
+    """Runs the model for itself, as guidance does."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, input_ids, scores):
+        with torch.no_grad():
+            return scores + 0.5 * self.model(input_ids[:, -3:]).logits[:, -1]
+
+
+def test_a_processor_that_runs_the_model_changes_nothing_about_the_hidden_states(model, service, client):
+    written = {}
+    original = service.write
+    service.write = lambda sequence, pairs: (original(sequence, pairs), written.update(sequence.rows))
+    for asked in ({"guidance_scale": 1.5}, {"logits_processor": LogitsProcessorList([AsksTheModel(model)])}):
+        expected = generate(model, **asked)
+        service.draft = scattered(6, 0.8)(oracle(model, **asked))
+        report = DecodeReport()
+        ids = generate(model, **asked, custom_generate=speculative_generate(client, 3, on_round=report.add))
+        assert ids.tolist() == expected.tolist()
+        assert report.num_errors == 0
+        assert report.num_accepted > NEW_TOKENS // 3
+        with torch.no_grad():
+            hiddens = model.base_model(ids).last_hidden_state[0]
+        for key in range(ids.shape[1] - 5):
+            row = torch.frombuffer(bytearray(written[key]), dtype=torch.float32)
+            torch.testing.assert_close(row, hiddens[key], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("place", ["open_sequence", "propose", "rows", "close"])
+def test_a_bug_of_the_client_never_ends_a_generation(model, service, monkeypatch, caplog, place):
+    from specdraft import Sequence
+    from specdraft.integrations.transformers.hidden_states import HiddenTap
+
+    calls = []
+    owner = {"open_sequence": Client, "rows": HiddenTap}.get(place, Sequence)
+    original = getattr(owner, place)
+
+    def fail(*args, **kwargs):
+        calls.append(args)
+        if place == "rows" and len(calls) == 1:
+            return original(*args, **kwargs)  # before anything is generated
+        raise IndexError("a bug")
+
+    monkeypatch.setattr(owner, place, fail)
+    service.draft = oracle(model)
+    report = DecodeReport()
+    with Client(service.target, hidden_width=WIDTH) as client:
+        decode = speculative_generate(client, 2, on_round=report.add, pause_rounds=1)
+        assert generate(model, custom_generate=decode).tolist() == generate(model).tolist()
+    assert [one.message for one in caplog.records].count(
+        "drafting failed by an error of the client: this generation goes on without drafts"
+    ) == 1
+    assert report.num_errors == (place != "close")
+    assert len(calls) == (2 if place == "rows" else 1)
+
+
 class Recorder:
     def __init__(self):
         self.tokens, self.ended = [], False
@@ -366,6 +424,8 @@ def test_what_it_cannot_do_is_refused_by_name(model, client):
     assert "past_key_values" in refusal(model, client, use_cache=False)
     assert "output_attentions" in refusal(model, client, return_dict_in_generate=True, output_attentions=True)
     assert "num_beams" in refusal(model, client, num_beams=2)
+    assert "contrastive_search" in refusal(model, client, penalty_alpha=0.6, top_k=4)
+    assert "inputs_embeds" in refusal(model, client, inputs_embeds=model.get_input_embeddings()(PROMPT))
     mask = torch.ones_like(PROMPT)
     mask[0, 0] = 0
     assert "padding" in refusal(model, client, attention_mask=mask)
@@ -512,7 +572,7 @@ def test_a_model_that_feeds_the_whole_sequence_again_is_refused_before_any_token
 
     target.prepare_inputs_for_generation = feed_everything
     for decode in (speculative_generate(client, 2, streamer=tokens), speculative_generate(None, 0, streamer=tokens)):
-        with pytest.raises(ValueError, match="Qwen3_5ForCausalLM.prepare_inputs_for_generation"):
+        with pytest.raises(ValueError, match="Qwen3_5ForCausalLM"):
             generate(target, custom_generate=decode)
     assert tokens.tokens == 2 * PROMPT[0].tolist()
 

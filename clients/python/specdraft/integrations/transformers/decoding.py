@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specdraft.client import Client
@@ -19,6 +20,7 @@ from specdraft.pairs import NextPairs, next_pairs
 
 __all__ = ["SpeculativeDecoding", "speculative_generate"]
 
+_MODES: Final = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _PAUSE_ROUNDS: Final = 16
 
 
@@ -37,7 +39,7 @@ class SpeculativeDecoding:
 
     The tokens are the target's own: greedy decoding gives what `generate` gives, sampling draws every token from the
     target's distribution at its position. Logits processors and stopping criteria see every token in turn. An error of
-    the service never ends a generation; it goes on without drafts.
+    the service, or of this client while it drafts, never ends a generation; it goes on without drafts.
     """
 
     def __init__(
@@ -115,17 +117,16 @@ class SpeculativeDecoding:
         loop = _Loop(target, chooser, tap, drafting)
         accepted: int | None = None
         try:
-            with tap.installed():
-                pairs = self._start(loop)
-                while not chooser.is_done:
-                    pairs, accepted = self._round(loop, pairs)
+            pairs = self._start(loop)
+            while not chooser.is_done:
+                pairs, accepted = self._round(loop, pairs)
         finally:
             loop.drafting.close(accepted)
 
     def _start(self, loop: _Loop) -> NextPairs:
         """The prompt and the first token. Pair P - 1 waits for the first propose."""
         first_key = loop.target.position
-        with loop.tap.checked():
+        with loop.tap.listening(), loop.tap.checked():
             logits = loop.target.prefill(loop.chooser.ids)
         hiddens = loop.tap.rows()
         fed = loop.chooser.ids[0, -hiddens.shape[0] :].tolist()
@@ -137,11 +138,14 @@ class SpeculativeDecoding:
 
     def _round(self, loop: _Loop, pairs: NextPairs) -> tuple[NextPairs, int]:
         """One propose and the verify that follows it (contract, section 2.1)."""
-        chooser, position = loop.chooser, loop.target.position
+        chooser, drafting, position = loop.chooser, loop.drafting, loop.target.position
         wanted = max(0, min(self._num_drafts, chooser.num_left - 1))
-        drafts = loop.drafting.propose(pairs.first_key, pairs.tokens, pairs.hiddens, wanted)
+        drafts = drafting.propose(pairs.first_key, pairs.tokens, pairs.hiddens, wanted)
         ids = torch.cat([chooser.ids, chooser.ids.new_tensor([drafts])], dim=-1) if drafts else chooser.ids
-        logits = loop.target.verify(ids, 1 + len(drafts))
+        # Logits processors may run the model too: what it does for them is neither heard nor read.
+        with loop.tap.listening():
+            logits = loop.target.verify(ids, 1 + len(drafts))
+        hiddens = drafting.attempt(loop.tap.rows)
         tokens: list[int] = []
         num_accepted = 0
         for index in range(1 + len(drafts)):
@@ -150,10 +154,11 @@ class SpeculativeDecoding:
             num_accepted += is_draft
             if chooser.is_done or not is_draft:
                 break
-        self._tell(RoundRecord(position, drafts, num_accepted, tuple(tokens), loop.drafting.error))
         # The last token chosen has not been fed, whether it was a draft that ended the generation or the bonus.
         loop.target.forget(position + len(tokens))
-        return next_pairs(position, drafts, len(tokens) - 1, tokens[-1], loop.tap.rows()), num_accepted
+        following = drafting.attempt(lambda: next_pairs(position, drafts, len(tokens) - 1, tokens[-1], hiddens))
+        self._tell(RoundRecord(position, drafts, num_accepted, tuple(tokens), drafting.error))
+        return following or pairs, num_accepted
 
     def _tell(self, record: RoundRecord) -> None:
         if self._on_round is not None:
@@ -181,7 +186,8 @@ def speculative_generate(
         num_drafts: K, at most the service's `max_drafts`; 0 = the same loop without drafts, for comparison.
         on_round: told after each forward of the target what was drafted and accepted.
         streamer: gets the prompt and every token. `generate(streamer=...)` does not hand its streamer on to a
-            `custom_generate` function, so it has to be given here.
+            `custom_generate` function, so it has to be given here. Its tokenizer neither: in the place of
+            `generate(stop_strings=...)`, pass `stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)]`.
         min_logprob: stop drafting after the first draft below it.
         pause_rounds: rounds without drafts after an error of the service, before it is tried again.
         adaptive: draft as many as the service recommends from the acceptance and times seen, `num_drafts` at most,
@@ -206,3 +212,6 @@ def _check_config(config: Any, *, synced_gpus: bool) -> None:
             raise ValueError(f"speculative decoding does not give {name}")
     if (config.num_beams or 1) > 1:
         raise ValueError(f"speculative decoding takes num_beams=1, not {config.num_beams}")
+    mode = config.get_generation_mode()
+    if mode not in _MODES:
+        raise ValueError(f"speculative decoding is greedy or samples, and this configuration asks for {mode.value}")

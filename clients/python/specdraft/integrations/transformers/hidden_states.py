@@ -18,7 +18,7 @@ _LAYERS: Final = ("layers", "h", "blocks")
 
 
 class HiddenTap:
-    """Hooks in the target that keep the hidden states of its latest forward.
+    """Hooks in the target that keep the hidden states of one forward.
 
     POST_NORM is what the base model (`model.base_model`) returns as `last_hidden_state`. Asking for all hidden states
     would keep every layer's, and the LM head itself sees the last position only. In the first forward the LM head's
@@ -43,8 +43,9 @@ class HiddenTap:
         self._parts: dict[int, torch.Tensor] = {}
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Keeps the hooks in place."""
+    def listening(self) -> Iterator[None]:
+        """For one forward: what the model computes for somebody else in between is not kept."""
+        self._parts.clear()
         with ExitStack() as stack:
             for index, module in enumerate(self._places):
                 handle = self._hook(index, module)
@@ -80,7 +81,7 @@ class HiddenTap:
             )
 
     def rows(self) -> torch.Tensor:
-        """Hidden states of the latest forward: [tokens fed, width] on the CPU, in the session's dtype."""
+        """Hidden states of the forward listened to: [tokens fed, width] on the CPU, in the session's dtype."""
         parts = [self._parts[index][0] for index in range(len(self._places))]
         joined = parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts], dim=-1)
         return joined.detach().to("cpu", self._dtype).contiguous()
