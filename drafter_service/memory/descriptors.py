@@ -106,7 +106,8 @@ class _Peer(socketserver.BaseRequestHandler):
         pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
         token = _receive(peer, DESCRIPTOR_TOKEN_SIZE_BYTES, time.monotonic() + PEER_TIMEOUT_S)
         descriptor = self.server.redeem(token)  # type: ignore[attr-defined]  # _Server's
-        _log.info("descriptor %s to pid %d, uid %d", "handed" if descriptor is not None else "refused", pid, uid)
+        outcome = "handed" if descriptor is not None else "refused (no such token, or it was used)"
+        _log.info("descriptor %s to pid %d, uid %d", outcome, pid, uid)
         if descriptor is None:
             peer.sendall(DESCRIPTOR_REFUSED)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
@@ -25,6 +26,8 @@ from drafter_service.telemetry import Metrics
 from specdraft.errors import Reason, make_error
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import drafter_pb2_grpc, session_pb2, tensor_pb2
+
+_log = logging.getLogger(__name__)
 
 TOKEN_METADATA = "specdraft-token-bin"
 
@@ -97,6 +100,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         if session.arena is not None:
             session.arena.close()
         parts.metrics.session_ended(reason)
+        _log.info("a session ended: %s; %d are open", reason, len(parts.sessions))
         return done
 
     def cut_streams(self) -> None:
@@ -133,6 +137,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
             if arena is not None:
                 arena.close()
             raise
+        _log.info("a session opened; %d are open", len(parts.sessions))
         response = open_session_response(session, token, parts.handshake.facts, arena)
         if agreement.carry_owner:
             carries = ops.ListCarries(session.session_id, b"", agreement.carry_owner)
