@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from fake_service import FakeService, wait_until
 from fake_side_socket import SLOT_FIELDS, FakeArena, FakeSideSocket
 from specdraft import Client, FailedPreconditionError, Reason
 from specdraft.memory import (
+    DESCRIPTOR_GRANTED,
     ArenaLayout,
     HostArena,
     SlotLayout,
@@ -170,6 +172,29 @@ def test_a_token_is_good_once(tmp_path, file):
         wait_until(lambda: descriptors() <= before)  # the other side closes its own
     finally:
         side.close()
+
+
+def test_a_side_socket_with_a_full_queue_is_waited_for(tmp_path):
+    path = str(tmp_path / "full.fd")
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as other:
+        listener.bind(path)
+        listener.listen(0)
+        other.connect(path)
+        with pytest.raises(FailedPreconditionError, match="Resource temporarily unavailable"):
+            fetch_descriptor(path, bytes(16), 0.05)
+
+        def serve():
+            time.sleep(0.1)  # the client finds the queue full first
+            listener.accept()[0].close()
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(16)
+                socket.send_fds(connection, [DESCRIPTOR_GRANTED], [listener.fileno()])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        os.close(fetch_descriptor(path, bytes(16), 5.0))
+        thread.join()
 
 
 def test_no_side_socket_is_said_by_path(tmp_path):

@@ -11,6 +11,7 @@ import array
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -43,6 +44,8 @@ NONCE_SIZE_BYTES: Final = 16
 SIDE_SOCKET_SUFFIX: Final = ".fd"
 """The side socket's path is the socket's own path and this."""
 
+_RETRY_DELAY_S: Final = 0.01
+
 
 def side_socket_path(advertised: str, socket_path: str) -> str:
     """Chooses the side socket's path.
@@ -71,8 +74,7 @@ def fetch_descriptor(path: str, token: bytes, timeout_s: float) -> int:
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as side:
-            side.settimeout(timeout_s)
-            side.connect(path)
+            _connect(side, path, timeout_s)
             side.sendall(token)
             answer, descriptors = _receive(side)
     except OSError as error:
@@ -83,6 +85,22 @@ def fetch_descriptor(path: str, token: bytes, timeout_s: float) -> int:
                 os.close(descriptor)
         raise _refusal(f"the side socket {path} refused the token")
     return descriptors[0]
+
+
+def _connect(side: socket.socket, path: str, timeout_s: float) -> None:
+    # A Unix socket whose queue of connections is full says so at once instead of waiting: many sessions that open
+    # together are no reason to do without the arena.
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        side.settimeout(max(_RETRY_DELAY_S, deadline_s - time.monotonic()))
+        try:
+            side.connect(path)
+        except BlockingIOError:
+            if time.monotonic() + _RETRY_DELAY_S > deadline_s:
+                raise
+            time.sleep(_RETRY_DELAY_S)
+        else:
+            return
 
 
 def _receive(side: socket.socket) -> tuple[bytes, list[int]]:
