@@ -1,6 +1,7 @@
 """`model.generate` through the Python client: whatever is drafted, the target's own tokens come out."""
 
 import random
+import time
 
 import pytest
 import torch
@@ -410,6 +411,22 @@ def test_a_service_that_vanishes_never_ends_a_generation(model, tmp_path):
             assert report.num_accepted == 4
     finally:
         service.stop()
+
+
+def test_a_service_that_is_gone_costs_next_to_no_time(model, tmp_path):
+    started = time.monotonic()
+    expected = generate(model, max_new_tokens=40)
+    plain_s = time.monotonic() - started
+    service = FakeService(tmp_path, hidden_width=WIDTH, vocab_size=VOCAB, grace_ms=60_000)
+    with Client(service.target, hidden_width=WIDTH, timeout_s=5.0) as client:
+        service.stop()
+        report = DecodeReport()
+        decode = speculative_generate(client, 2, on_round=report.add)
+        started = time.monotonic()
+        actual = generate(model, max_new_tokens=40, custom_generate=decode)
+        assert time.monotonic() - started < plain_s + 1
+        assert actual.tolist() == expected.tolist()
+        assert 1 <= report.num_errors <= 3
 
 
 def refusal(model, client, prompt=PROMPT, **kwargs):

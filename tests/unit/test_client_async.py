@@ -26,7 +26,10 @@ from specdraft import (
     Sequence,
     UnavailableError,
 )
-from specdraft.errors import make_error
+from specdraft.aio.drive import AsyncDrive
+from specdraft.errors import InternalError, make_error
+from specdraft.exchanges import Exchange
+from specdraft.v1 import drafter_pb2
 
 
 def rows(count, width=8):
@@ -180,6 +183,82 @@ def test_after_the_grace_the_next_use_tries_anew(tmp_path):
             assert (await sequence.propose(0, [1], rows(1), 1)).state.last_op == 1
 
         in_client(service, scenario, timeout_s=5.0)
+
+
+def test_when_nobody_listens_waiting_and_later_calls_are_told_at_once(tmp_path):
+    with FakeService(tmp_path, grace_ms=60_000) as service:
+
+        async def scenario(client):
+            sequence = await client.open_sequence()
+            service.faults["Propose"] = [lambda: service.server.stop(None)]
+            started = time.monotonic()
+            for _ in range(5):
+                with pytest.raises(UnavailableError):
+                    await sequence.propose(0, [1], rows(1), 1)
+            assert time.monotonic() - started < 5
+            service.side.close()
+            service.side_path.unlink()
+            service.start()
+            assert (await sequence.propose(0, [1], rows(1), 1)).drafts == (7,)
+
+        in_client(service, scenario, timeout_s=20.0)
+
+
+def test_a_stream_whose_status_was_lost_is_not_attached_again(service):
+    async def scenario(client):
+        sequence = await client.open_sequence()
+        service.faults["Propose"] = [lambda: service.cut(InternalError(None, "reset"))]
+        assert (await sequence.propose(0, [1], rows(1), 1)).state.last_op == 1
+        assert not client.is_driving
+        assert not service.streams
+        assert (await sequence.propose(1, [1], rows(1), 1)).state.last_op == 2
+
+    in_client(service, scenario)
+
+
+class SlowStream:
+    """A stream whose writes wait, and which nothing answers."""
+
+    def __init__(self):
+        self.written, self.was_cut = asyncio.Semaphore(0), False
+        self.is_writing, self.may_write = asyncio.Event(), asyncio.Event()
+
+    async def write(self, frame):
+        self.is_writing.set()
+        try:
+            await self.may_write.wait()
+        except asyncio.CancelledError:
+            self.was_cut = True
+            raise
+        self.written.release()
+
+    def cancel(self):
+        pass
+
+    async def __aiter__(self):
+        await asyncio.Event().wait()
+        yield
+
+
+def test_a_call_that_is_cancelled_while_it_writes_leaves_the_stream_to_the_others():
+    async def main():
+        stream = SlowStream()
+        drive = AsyncDrive(lambda: stream, 1.0, "")
+        await asyncio.sleep(0)  # the reader has attached
+        exchange = Exchange("GetSequence", drafter_pb2.GetSequenceRequest(), 5.0)
+        calls = [asyncio.create_task(drive.call(exchange)) for _ in range(2)]
+        await stream.is_writing.wait()
+        calls[0].cancel()
+        await asyncio.wait(calls[:1])
+        stream.may_write.set()
+        for _ in calls:
+            await stream.written.acquire()
+        assert not stream.was_cut
+        await drive.close()
+        with pytest.raises(UnavailableError):
+            await calls[1]
+
+    asyncio.run(asyncio.wait_for(main(), 10))
 
 
 def test_a_fenced_stream_is_not_attached_again(service):

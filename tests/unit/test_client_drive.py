@@ -1,5 +1,6 @@
 """The `Drive` stream of the Python client: it is used, cut, taken over, missing; nothing is done twice."""
 
+import socket
 import threading
 import time
 
@@ -10,6 +11,7 @@ from fake_service import FakeService, wait_until
 from specdraft import AbortedError, Client, DeadlineError, NotFoundError, Reason, UnavailableError
 from specdraft.errors import InternalError, UnimplementedError, make_error
 from specdraft.exchanges import Exchange, drive_frame
+from specdraft.listening import is_refused
 from specdraft.unanswered import After, Reattachment, Unanswered
 from specdraft.v1 import drafter_pb2
 
@@ -108,6 +110,45 @@ def test_after_the_grace_waiting_requests_fail_and_the_next_one_tries_anew(tmp_p
         assert sequence.propose(0, [1], ROW, 1).state.last_op == 1
 
 
+def test_when_nobody_listens_waiting_and_later_calls_are_told_at_once(tmp_path):
+    with FakeService(tmp_path, grace_ms=60_000) as service, Client(service.target, timeout_s=20.0) as client:
+        sequence = client.open_sequence()
+        service.faults["Propose"] = [lambda: service.server.stop(None)]
+        started = time.monotonic()
+        for _ in range(5):
+            with pytest.raises(UnavailableError):
+                sequence.propose(0, [1], ROW, 1)
+        assert time.monotonic() - started < 5
+        service.side.close()
+        service.side_path.unlink()
+        service.start()
+        assert sequence.propose(0, [1], ROW, 1).drafts == (7,)
+
+
+def test_a_stream_whose_status_was_lost_is_not_attached_again(service, client):
+    sequence = client.open_sequence()
+    service.faults["Propose"] = [lambda: service.cut(InternalError(None, "reset"))]
+    assert sequence.propose(0, [1], ROW, 1).state.last_op == 1
+    assert not client.is_driving
+    assert not service.streams
+    assert sequence.propose(1, [1], ROW, 1).state.last_op == 2
+
+
+def test_only_a_refused_connection_means_that_nobody_listens(tmp_path):
+    path = tmp_path / "some.sock"
+    assert is_refused(f"unix://{path}")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        assert is_refused(f"unix:{path}")
+        listener.listen()
+        assert not is_refused(f"unix://{path}")
+    with socket.create_server(("localhost", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert not is_refused(f"localhost:{port}")
+    assert is_refused(f"localhost:{port}")
+    assert not is_refused("dns:///somewhere")
+
+
 def test_a_stream_taken_over_is_not_attached_again(service, client):
     sequence = client.open_sequence()
     service.cut(make_error(Reason.SESSION_FENCED, "another one"))
@@ -198,7 +239,7 @@ def test_unanswered_requests_are_sent_again_in_their_order():
     [
         (None, After.ATTACH_AGAIN),
         (UnavailableError(None, "broken"), After.ATTACH_AGAIN),
-        (InternalError(None, "reset"), After.ATTACH_AGAIN),
+        (InternalError(None, "reset"), After.USE_UNARY),
         (make_error(Reason.DRAINING, ""), After.ATTACH_AGAIN),
         (make_error(Reason.DEVICE_LOST, ""), After.GIVE_UP),
         (make_error(Reason.SESSION_FENCED, ""), After.STOP),

@@ -12,6 +12,7 @@ import grpc
 
 from specdraft.errors import DeadlineError, SpecdraftError, UnavailableError
 from specdraft.exchanges import DRIVE_FIELDS, Exchange, drive_frame
+from specdraft.listening import is_refused
 from specdraft.statuses import check_entry, error_of_call
 from specdraft.terms import closed_error
 from specdraft.unanswered import After, Reattachment, Unanswered
@@ -45,10 +46,14 @@ class _Waiter:
 
 
 class Drive:
-    """One session's stream. It attaches at once, and again (with every unanswered request) when it breaks."""
+    """One session's stream. It attaches at once, and again (with every unanswered request) when it breaks.
 
-    def __init__(self, attach: Attach, grace_s: float) -> None:
+    While nobody listens at `target`, it goes on trying, and those who wait are told at once.
+    """
+
+    def __init__(self, attach: Attach, grace_s: float, target: str) -> None:
         self._attach = attach
+        self._target = target
         self._lock = threading.Lock()
         self._unanswered: Unanswered[_Waiter] = Unanswered()
         self._reattachment = Reattachment(grace_s)
@@ -56,6 +61,7 @@ class Drive:
         self._stream: Any = None
         self._final: Exception | None = None
         self._closed = threading.Event()
+        self._wanted = threading.Event()  # cuts the pause between two attempts short
         self._reader: threading.Thread | None = None
         with self._lock:
             self._start_reader()
@@ -78,6 +84,8 @@ class Drive:
                 self._outgoing.put(frame)
             elif self._reader is None:
                 self._start_reader()
+            else:
+                self._wanted.set()
         if not waiter.signal.acquire(timeout=exchange.timeout_s):
             with self._lock:
                 gave_up = self._unanswered.take(correlation_id) is not None
@@ -92,6 +100,7 @@ class Drive:
     def close(self) -> None:
         """Ends the stream and its thread; callers that still wait get `UnavailableError`."""
         self._closed.set()
+        self._wanted.set()
         with self._lock:
             reader, stream = self._reader, self._stream
             self._final = self._final or closed_error()
@@ -109,9 +118,27 @@ class Drive:
         """Body of the reader thread: one stream after another, until one ends for good."""
         while True:
             after, error = self._read_stream()
-            if after is not After.ATTACH_AGAIN or self._closed.wait(self._reattachment.next_delay_s()):
+            if after is After.ATTACH_AGAIN and self._reattachment.is_of_the_connection(error):
+                self._tell_if_nobody_listens()
+            if after is not After.ATTACH_AGAIN or not self._pause():
                 self._finish(after, error)
                 return
+
+    def _pause(self) -> bool:
+        """Waits before the next attempt; whether there is to be one."""
+        self._wanted.wait(self._reattachment.next_delay_s())
+        self._wanted.clear()
+        return not self._closed.is_set()
+
+    def _tell_if_nobody_listens(self) -> None:
+        with self._lock:
+            waiting = len(self._unanswered)
+        if not waiting or not is_refused(self._target):
+            return
+        with self._lock:
+            waiters = self._unanswered.take_all()
+        for waiter in waiters:
+            waiter.finish(None, UnavailableError(None, f"nobody listens at {self._target}"))
 
     def _read_stream(self) -> tuple[After, SpecdraftError | None]:
         error: SpecdraftError | None = None

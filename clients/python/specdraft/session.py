@@ -94,7 +94,7 @@ def open_session(channel: grpc.Channel, target: str, options: SessionOptions, in
     request = open_session_request(options, info, kind, boot_id)
     answer = Transport(channel).call(Exchange("OpenSession", request, options.timeout_s))
     terms = read_terms(options, info, answer)
-    transport = Transport(channel, answer.session_token)
+    transport = Transport(channel, answer.session_token, target)
     arena = None
     try:
         arena = map_arena(answer, terms, own_socket)

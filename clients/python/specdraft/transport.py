@@ -20,7 +20,7 @@ __all__ = ["Transport"]
 class Transport:
     """The calls of one session (or, without a token, the calls before there is one)."""
 
-    def __init__(self, channel: grpc.Channel, session_token: bytes = b"") -> None:
+    def __init__(self, channel: grpc.Channel, session_token: bytes = b"", target: str = "") -> None:
         self._channel = channel
         self._metadata: Metadata = token_metadata(session_token)
         self._unary: dict[str, Any] = {
@@ -31,6 +31,7 @@ class Transport:
             )
             for rpc, response in RESPONSES.items()
         }
+        self._target = target
         self._drive: Drive | None = None
         self._closed = False
         self.lost: SpecdraftError | None = None
@@ -42,7 +43,7 @@ class Transport:
             request_serializer=None,  # frames are serialised by the caller's thread
             response_deserializer=drafter_pb2.DriveResponse.FromString,
         )
-        self._drive = Drive(lambda frames: opener(frames, metadata=self._metadata), grace_s)
+        self._drive = Drive(lambda frames: opener(frames, metadata=self._metadata), grace_s, self._target)
 
     @property
     def is_driving(self) -> bool:

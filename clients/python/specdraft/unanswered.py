@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Generic, TypeVar
 
-from specdraft.errors import Reason, SpecdraftError, UnavailableError, UnimplementedError
+from specdraft.errors import InternalError, Reason, SpecdraftError, UnavailableError, UnimplementedError
 
 __all__ = ["After", "Reattachment", "Unanswered"]
 
@@ -66,6 +66,8 @@ class Reattachment:
 
     A broken stream starts a grace period at the service; within it the token attaches again. A stream that the service
     ended because of a later one (`SESSION_FENCED`) is never attached again: two clients would fence each other forever.
+    Where the status was lost on the way (gRPC puts INTERNAL in its place), that may have been the reason: the session
+    goes on by unary calls, which fence nobody.
     """
 
     grace_s: float
@@ -86,6 +88,8 @@ class Reattachment:
         """A stream ended with `error` (None: the service closed it in peace, as it does when it drains)."""
         if isinstance(error, UnimplementedError):
             return After.USE_UNARY
+        if isinstance(error, InternalError) and error.reason is None:
+            return After.USE_UNARY
         if error is not None and error.reason is not None and not isinstance(error, UnavailableError):
             return After.STOP
         if error is not None and error.reason is Reason.DEVICE_LOST:
@@ -98,6 +102,11 @@ class Reattachment:
             return After.ATTACH_AGAIN
         self.answered()  # the next use starts afresh
         return After.GIVE_UP
+
+    @staticmethod
+    def is_of_the_connection(error: SpecdraftError | None) -> bool:
+        """Whether it may be that nobody listens any more: then waiting callers need not wait for the next attempt."""
+        return isinstance(error, UnavailableError) and error.reason is None
 
     def next_delay_s(self) -> float:
         """How long to wait before the next attempt."""

@@ -14,6 +14,7 @@ import grpc.aio
 from specdraft.drive import DriveUnsupported
 from specdraft.errors import DeadlineError, SpecdraftError, UnavailableError
 from specdraft.exchanges import DRIVE_FIELDS, Exchange, drive_frame
+from specdraft.listening import is_refused
 from specdraft.statuses import check_entry, error_of_call
 from specdraft.terms import closed_error
 from specdraft.unanswered import After, Reattachment, Unanswered
@@ -29,12 +30,15 @@ Attach = Callable[[], Any]
 class AsyncDrive:
     """One session's stream; behaves as `specdraft.drive.Drive`."""
 
-    def __init__(self, attach: Attach, grace_s: float) -> None:
+    def __init__(self, attach: Attach, grace_s: float, target: str) -> None:
         self._attach = attach
+        self._target = target
         self._unanswered: Unanswered[asyncio.Future[Any]] = Unanswered()
         self._reattachment = Reattachment(grace_s)
         self._stream: Any = None
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
+        self._writes: set[asyncio.Task[None]] = set()
+        self._wanted = asyncio.Event()  # cuts the pause between two attempts short
         self._final: Exception | None = None
         self._reader: asyncio.Task[None] | None = None
         self._start_reader()
@@ -57,7 +61,9 @@ class AsyncDrive:
                 if self._reader is None:
                     self._start_reader()
                 elif self._stream is not None:
-                    await self._write(self._stream, frame)
+                    self._start_write(self._stream, frame)
+                else:
+                    self._wanted.set()
                 answer = await waiter
         except TimeoutError:
             raise DeadlineError(None, f"no answer to {exchange.rpc} within {exchange.timeout_s:g} s") from None
@@ -76,10 +82,20 @@ class AsyncDrive:
                 await reader
         if self._stream is not None:
             self._stream.cancel()
+        for write in self._writes:
+            write.cancel()
+        await asyncio.gather(*self._writes, return_exceptions=True)
         self._finish(After.GIVE_UP, closed_error())
 
     def _start_reader(self) -> None:
         self._reader = asyncio.create_task(self._read(), name="specdraft-drive")
+
+    def _start_write(self, stream: Any, frame: bytes) -> None:
+        # A task of its own: a caller that is cancelled in the middle of a write would make gRPC cancel the stream, and
+        # with it everybody's requests.
+        write = asyncio.create_task(self._write(stream, frame), name="specdraft-write")
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
 
     async def _write(self, stream: Any, frame: bytes) -> None:
         # A stream that has just ended refuses the write; its reader sends the frame again on the next one.
@@ -95,7 +111,21 @@ class AsyncDrive:
             if after is not After.ATTACH_AGAIN:
                 self._finish(after, error)
                 return
-            await asyncio.sleep(self._reattachment.next_delay_s())
+            if self._reattachment.is_of_the_connection(error):
+                await self._tell_if_nobody_listens()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._reattachment.next_delay_s()):
+                    await self._wanted.wait()
+            self._wanted.clear()
+
+    async def _tell_if_nobody_listens(self) -> None:
+        if len(self._unanswered) and await asyncio.to_thread(is_refused, self._target):
+            self._tell_all(UnavailableError(None, f"nobody listens at {self._target}"))
+
+    def _tell_all(self, outcome: Exception) -> None:
+        for waiter in self._unanswered.take_all():
+            if not waiter.done():
+                waiter.set_exception(outcome)
 
     async def _read_stream(self) -> SpecdraftError | None:
         stream = self._attach()
@@ -128,9 +158,7 @@ class AsyncDrive:
             outcome = self._final = DriveUnsupported()
         elif after is After.STOP:
             self._final = outcome
-        for waiter in self._unanswered.take_all():
-            if not waiter.done():
-                waiter.set_exception(outcome)
+        self._tell_all(outcome)
 
 
 async def _ending(stream: Any) -> SpecdraftError | None:

@@ -103,7 +103,7 @@ async def open_session(
     request = open_session_request(options, info, kind, boot_id)
     answer = await AsyncTransport(channel).call(Exchange("OpenSession", request, options.timeout_s))
     terms = read_terms(options, info, answer)
-    transport = AsyncTransport(channel, answer.session_token)
+    transport = AsyncTransport(channel, answer.session_token, target)
     arena = None
     try:
         # A blocking socket, but one on this host that answers at once.

@@ -43,7 +43,7 @@ async def perform(steps: Steps[T], call: Callable[[Exchange], Awaitable[Any]]) -
 class AsyncTransport:
     """The calls of one session (or, without a token, the calls before there is one)."""
 
-    def __init__(self, channel: grpc.aio.Channel, session_token: bytes = b"") -> None:
+    def __init__(self, channel: grpc.aio.Channel, session_token: bytes = b"", target: str = "") -> None:
         self._channel = channel
         self._metadata: Metadata = token_metadata(session_token)
         self._unary: dict[str, Any] = {
@@ -54,6 +54,7 @@ class AsyncTransport:
             )
             for rpc, response in RESPONSES.items()
         }
+        self._target = target
         self._drive: AsyncDrive | None = None
         self._closed = False
         self.lost: SpecdraftError | None = None
@@ -65,7 +66,7 @@ class AsyncTransport:
             request_serializer=None,  # frames are serialised already
             response_deserializer=drafter_pb2.DriveResponse.FromString,
         )
-        self._drive = AsyncDrive(lambda: opener(metadata=self._metadata), grace_s)
+        self._drive = AsyncDrive(lambda: opener(metadata=self._metadata), grace_s, self._target)
 
     @property
     def is_driving(self) -> bool:
