@@ -264,9 +264,10 @@ def test_a_call_that_is_cancelled_while_it_writes_leaves_the_stream_to_the_other
 def test_a_fenced_stream_is_not_attached_again(service):
     async def scenario(client):
         sequence = await client.open_sequence()
-        service.cut(make_error(Reason.SESSION_FENCED, "another"))
-        # A write that meets the very end of the stream makes gRPC lose the status for good; the reader sees it first.
+        # A write that meets the very end of the stream makes gRPC lose the status for good: none is left over here.
         drive = client.session._transport._drive
+        await asyncio.gather(*drive._writes)
+        service.cut(make_error(Reason.SESSION_FENCED, "another"))
         await asyncio.to_thread(wait_until, lambda: drive._final is not None)
         for _ in range(2):
             with pytest.raises(AbortedError):
