@@ -31,8 +31,8 @@ TAKE_ALONG_S = 5e-3
 
 ABOUT_S = 0.5
 GLANCE_S = 300e-6
-GLANCE_SHARE = 4
-"""How long a glance at the door takes, and how many of them fit into the patience of a batch that is worth it."""
+GLANCE_SHARE = 30
+"""How long a glance at the door takes, and how many of them a usual batch must be worth."""
 
 YIELD_S = 50e-6
 """How long the decoding threads are let run in between."""
@@ -164,15 +164,18 @@ class Engine:
     def _take_along(self) -> bool:
         """Takes in the calls that are just being decoded, if a batch is about to run; False as `_take_in`."""
         is_open = True
+        if not self._scheduler.has_writes:
+            return is_open
         patience = min(TAKE_ALONG_SHARE * self._batch_s, TAKE_ALONG_S)
         until = self._clock() + patience
-        # Where other sessions have written lately, one glance whether they are at the door: Python shows it only to
-        # those who let go of the interpreter.
-        glances = int(patience > GLANCE_SHARE * GLANCE_S and self._others_are_about())
-        while is_open and len(self._scheduler) and (glances or self.arrivals) and self._clock() < until:
-            time.sleep(GLANCE_S if glances else YIELD_S)
-            glances = 0
+        # Where other sessions have written lately, a glance whether they are at the door, and one more as long as
+        # somebody was: Python shows it only to those who let go of the interpreter.
+        glance = self._batch_s > GLANCE_SHARE * GLANCE_S and self._others_are_about()
+        while is_open and (glance or self.arrivals) and self._clock() < until:
+            num_waiting = len(self._scheduler)
+            time.sleep(GLANCE_S if glance else YIELD_S)
             is_open = self._take_in(wait=False)
+            glance = glance and len(self._scheduler) > num_waiting and self._others_are_about()
         return is_open
 
     def _others_are_about(self) -> bool:

@@ -49,6 +49,11 @@ class Scheduler:
     def __len__(self) -> int:
         return self._num_waiting
 
+    @property
+    def has_writes(self) -> bool:
+        """Whether a session's next job is a write."""
+        return any(isinstance(jobs[0].operation, Write) for jobs in self._waiting.values())
+
     def has_jobs_of(self, session_id: bytes) -> bool:
         """Whether a session has a job that waits."""
         return session_id in self._waiting

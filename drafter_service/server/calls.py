@@ -102,19 +102,9 @@ class Calls:
         kind = self._kinds.get(type(request))
         if kind is None:
             raise not_implemented(type(request).__name__.removesuffix("Request"))
-        with self._engine.arrivals.one():
-            self._begin(kind, session, request, deadline, on_done)
-
-    def _begin(
-        self,
-        kind: tuple[Decode, Encode],
-        session: Session,
-        request: Message,
-        deadline: float,
-        on_done: Callable[[Answerable], None],
-    ) -> None:
         decode, encode = kind
-        decoded = decode(session, request)
+        with self._engine.arrivals.one():  # over before it is submitted: the engine must not wait for its own call
+            decoded = decode(session, request)
 
         def finish(outcomes: Sequence[ops.Outcome]) -> None:
             on_done(Answerable(partial(self._encode, encode, session, request, outcomes), self._clock()))
