@@ -8,7 +8,6 @@ from drafter_service.demo.painting import Ink, Painter, paint_generation
 from drafter_service.demo.prompts import Prompt
 from drafter_service.demo.race import DRAFTED, GENERATE, LOOP, Outcome
 from drafter_service.demo.tally import Tally
-from drafter_service.demo.target import NO_REPEAT_NGRAM
 
 PROMPT_LINES = 3
 BAR_WIDTH = 30
@@ -76,7 +75,7 @@ def losses(outcome: Outcome) -> str:
     """How many generations were compared with what `model.generate` gives, and how many differ."""
     return (
         f"{outcome.num_compared - outcome.num_different} of {outcome.num_compared} generations are "
-        f"model.generate(do_sample=False, no_repeat_ngram_size={NO_REPEAT_NGRAM})'s own, token for token"
+        "model.generate(do_sample=False)'s own, token for token"
     )
 
 

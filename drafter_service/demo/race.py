@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drafter_service.demo.prompts import Prompt
-from drafter_service.demo.target import NO_REPEAT_NGRAM, Target
+from drafter_service.demo.target import Target
 from specdraft.client import Client
 from specdraft.integrations.transformers import RoundRecord
 
@@ -142,7 +142,7 @@ class Race:
         for prompt in self._prompts:
             rounds: list[RoundRecord] = []
             decoding = self._kinds[kind](rounds.append)
-            outputs.append(self._target.generate(prompt.tokens, self._num_new, decoding, NO_REPEAT_NGRAM))
+            outputs.append(self._target.generate(prompt.tokens, self._num_new, decoding))
             records.append(rounds)
         return Run(time.perf_counter() - began, tuple(outputs), tuple(records))
 

@@ -18,10 +18,6 @@ TARGET = HERE / "models" / "target"
 TEXTS = HERE / "texts"
 
 
-NO_REPEAT_NGRAM = 8
-"""transformers' `no_repeat_ngram_size`: so small a model falls into loops otherwise, and loops are easy to draft."""
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """The model that is generated with.
@@ -36,16 +32,13 @@ class Target:
     tokenizer: Any
     device: torch.device
 
-    def generate(
-        self, prompt: tuple[int, ...], num_new: int, decoding: Any = None, no_repeat_ngram: int = 0
-    ) -> tuple[int, ...]:
+    def generate(self, prompt: tuple[int, ...], num_new: int, decoding: Any = None) -> tuple[int, ...]:
         """Greedily generates after a prompt.
 
         Args:
             prompt: token ids.
             num_new: most tokens generated.
             decoding: a decoding method; None is transformers' own loop.
-            no_repeat_ngram: no run of so many tokens is generated twice; 0 = they may.
         """
         ids = torch.tensor([prompt], device=self.device)
         extra = {} if decoding is None else {"custom_generate": decoding}
@@ -54,7 +47,6 @@ class Target:
             attention_mask=torch.ones_like(ids),
             max_new_tokens=num_new,
             do_sample=False,
-            no_repeat_ngram_size=no_repeat_ngram,
             **extra,
         )
         return tuple(grown[0, len(prompt) :].tolist())

@@ -6,41 +6,14 @@ import time
 import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
-from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from fake_service import FakeService
 from specdraft import Client, HiddenSource, Reason
 from specdraft.errors import make_error
 from specdraft.integrations.transformers import DecodeReport, speculative_generate
+from transformers_targets import NEW_TOKENS, PROMPT, Recorder, generate, oracle, refusal, scattered, tiny_model
 
 WIDTH, VOCAB = 48, 97
-PROMPT = torch.tensor([[5, 17, 3, 88, 41, 9, 23]])
-NEW_TOKENS = 24
-
-
-def tiny_model(layer_types=("full_attention",) * 3, **config):
-    torch.manual_seed(7)
-    settings = {
-        "vocab_size": VOCAB,
-        "hidden_size": WIDTH,
-        "intermediate_size": 64,
-        "num_hidden_layers": len(layer_types),
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "layer_types": list(layer_types),
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "max_position_embeddings": 512,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.3,  # large enough that a random model does not repeat one token
-    }
-    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**settings | config)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -58,36 +31,6 @@ def service(tmp_path):
 def client(service):
     with Client(service.target, hidden_width=WIDTH) as client:
         yield client
-
-
-def generate(model, prompt=PROMPT, **kwargs):
-    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False} | kwargs
-    return model.generate(prompt, **settings)
-
-
-def oracle(model, **kwargs):
-    """Drafts that the target will accept: what it generates from here by itself."""
-    whole = generate(model, **kwargs)[0].tolist()
-
-    def draft(sequence, entry):
-        last_key = entry.pairs.first_key + len(entry.pairs.tokens) - 1
-        begin = last_key + 2
-        return whole[begin : begin + entry.draft_count]
-
-    return draft
-
-
-def scattered(seed=0, share=0.5):
-    """Drafts that are sometimes right: made from an oracle by spoiling some of them."""
-    rng = random.Random(seed)
-
-    def spoil(draft):
-        def spoiled(sequence, entry):
-            return [token if rng.random() < share else rng.randrange(VOCAB) for token in draft(sequence, entry)]
-
-        return spoiled
-
-    return spoil
 
 
 @pytest.mark.parametrize("num_drafts", [1, 2, 3, 4])
@@ -314,17 +257,6 @@ def test_a_bug_of_the_client_never_ends_a_generation(model, service, monkeypatch
     assert len(calls) == (2 if place == "rows" else 1)
 
 
-class Recorder:
-    def __init__(self):
-        self.tokens, self.ended = [], False
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.ended = True
-
-
 def test_the_streamer_gets_the_prompt_and_every_token(model, service, client):
     plain, drafted = Recorder(), Recorder()
     generate(model, streamer=plain)
@@ -429,12 +361,6 @@ def test_a_service_that_is_gone_costs_next_to_no_time(model, tmp_path):
         assert 1 <= report.num_errors <= 3
 
 
-def refusal(model, client, prompt=PROMPT, **kwargs):
-    with pytest.raises(ValueError) as caught:
-        generate(model, prompt, custom_generate=speculative_generate(client, 2), **kwargs)
-    return str(caught.value)
-
-
 def test_what_it_cannot_do_is_refused_by_name(model, client):
     assert "batch of 1, not 2" in refusal(model, client, PROMPT.expand(2, -1))
     assert "StaticLayer" in refusal(model, client, cache_implementation="static")
@@ -471,150 +397,6 @@ def test_bfloat16_hiddens_travel_as_raw_bits(model, service):
             hidden = model.base_model(ids).last_hidden_state[0, 2]
         row = torch.frombuffer(bytearray(written[2]), dtype=torch.bfloat16)
         torch.testing.assert_close(row.float(), hidden, rtol=1e-2, atol=1e-2)  # bfloat16 keeps 8 bits
-
-
-def other_models():
-    from transformers import (
-        GPT2Config,
-        GPT2LMHeadModel,
-        LlamaConfig,
-        LlamaForCausalLM,
-        MistralConfig,
-        MistralForCausalLM,
-        OPTConfig,
-        OPTForCausalLM,
-    )
-
-    sizes = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_attention_heads": 4, "num_hidden_layers": 2}
-    more = {"intermediate_size": 64, "num_key_value_heads": 2, "initializer_range": 0.3, "eos_token_id": None}
-    yield (
-        "gpt2",
-        lambda: GPT2LMHeadModel(
-            GPT2Config(vocab_size=VOCAB, n_embd=WIDTH, n_head=4, n_layer=2, initializer_range=0.3, eos_token_id=None)
-        ),
-    )
-    yield "llama", lambda: LlamaForCausalLM(LlamaConfig(**sizes, **more))
-    yield (
-        "opt",
-        lambda: OPTForCausalLM(
-            OPTConfig(**sizes, ffn_dim=64, word_embed_proj_dim=WIDTH, init_std=0.3, eos_token_id=None)
-        ),
-    )
-    yield (
-        "mistral-sliding",
-        lambda: MistralForCausalLM(MistralConfig(**sizes, **more, head_dim=16, sliding_window=5)),
-    )
-
-
-@pytest.mark.parametrize(("name", "make"), [pytest.param(*one, id=one[0]) for one in other_models()])
-def test_other_architectures(service, client, name, make):
-    torch.manual_seed(11)
-    target = make().eval()
-    assert len(set(generate(target)[0].tolist())) > 10  # it does not repeat one token
-    assert generate(target, custom_generate=speculative_generate(None, 0)).tolist() == generate(target).tolist()
-    service.draft = scattered(4)(oracle(target))
-    report = DecodeReport()
-    actual = generate(target, custom_generate=speculative_generate(client, 3, on_round=report.add))
-    assert actual.tolist() == generate(target).tolist()
-    assert report.num_accepted > 0
-    with Client(service.target, hidden_width=WIDTH, hidden_source=HiddenSource.PRE_NORM) as pre_norm:
-        assert generate(target, custom_generate=speculative_generate(pre_norm, 3)).tolist() == actual.tolist()
-
-
-def overriding_models():
-    """Models that override `prepare_inputs_for_generation` without naming what they hand on."""
-    from transformers import (
-        BloomConfig,
-        BloomForCausalLM,
-        Gemma3Config,
-        Gemma3ForConditionalGeneration,
-        Phi3Config,
-        Phi3ForCausalLM,
-        PhimoeConfig,
-        PhimoeForCausalLM,
-    )
-
-    sizes = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_attention_heads": 4, "num_hidden_layers": 2}
-    more = {"intermediate_size": 64, "num_key_value_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 256}
-    ends = {"eos_token_id": None, "pad_token_id": 0, "bos_token_id": 1}
-    bloom = {"vocab_size": VOCAB, "hidden_size": WIDTH, "n_head": 4, "n_layer": 2, "initializer_range": 0.3}
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
-    text = sizes | more | {"head_dim": 16, "sliding_window": 8} | ends
-    yield "phi3", lambda: Phi3ForCausalLM(Phi3Config(**sizes, **more, **ends))
-    yield "phimoe", lambda: PhimoeForCausalLM(PhimoeConfig(**sizes, **more, **ends, num_local_experts=2))
-    yield "bloom", lambda: BloomForCausalLM(BloomConfig(**bloom, **ends))
-    yield (
-        "gemma3",
-        lambda: Gemma3ForConditionalGeneration(
-            Gemma3Config(
-                text_config=text,
-                vision_config=vision,
-                mm_tokens_per_image=4,
-                image_token_index=VOCAB - 1,
-                tie_word_embeddings=False,  # tied, a random one repeats one token
-            )
-        ),
-    )
-
-
-@pytest.mark.parametrize(("name", "make"), [pytest.param(*one, id=one[0]) for one in overriding_models()])
-def test_models_that_override_the_preparation_of_their_inputs(service, client, name, make):
-    torch.manual_seed(11)
-    target = make().eval()
-    expected = generate(target)
-    assert len(set(expected[0].tolist())) > 10
-    plain = generate(target, custom_generate=speculative_generate(None, 0))
-    assert plain.tolist() == expected.tolist()
-    service.draft = scattered(4)(oracle(target))
-    report = DecodeReport()
-    actual = generate(target, custom_generate=speculative_generate(client, 3, on_round=report.add))
-    assert actual.tolist() == expected.tolist()
-    assert 0 < report.num_accepted < report.num_drafts
-    assert report.num_errors == 0
-
-
-def test_a_model_that_feeds_the_whole_sequence_again_is_refused_before_any_token(client, service):
-    target, tokens = tiny_model(), Recorder()
-    original = target.prepare_inputs_for_generation
-
-    def feed_everything(input_ids, next_sequence_length=None, **kwargs):
-        return original(input_ids, **kwargs)
-
-    target.prepare_inputs_for_generation = feed_everything
-    for decode in (speculative_generate(client, 2, streamer=tokens), speculative_generate(None, 0, streamer=tokens)):
-        with pytest.raises(ValueError, match="Qwen3_5ForCausalLM"):
-            generate(target, custom_generate=decode)
-    assert tokens.tokens == 2 * PROMPT[0].tolist()
-
-
-def test_a_cache_that_grows_otherwise_than_it_is_fed_is_refused(client):
-    target = tiny_model()
-    attention = target.base_model.layers[0].self_attn
-    original = attention.forward
-
-    def attend_twice(*args, **kwargs):
-        original(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    attention.forward = attend_twice
-    assert "its cache holds" in refusal(target, client)
-
-
-def test_a_model_that_starts_its_cache_anew_is_refused(client):
-    from transformers import Phi3Config, Phi3ForCausalLM
-
-    torch.manual_seed(11)
-    sizes = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": None, "pad_token_id": 0}
-    config = Phi3Config(**sizes, **heads, max_position_embeddings=256, original_max_position_embeddings=12)
-    assert "drops its cache at" in refusal(Phi3ForCausalLM(config).eval(), client)
 
 
 def test_an_adaptive_generation_asks_for_what_is_recommended(model, service, client):
