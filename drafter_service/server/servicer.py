@@ -138,6 +138,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
                 arena.close()
             raise
         _log.info("a session opened; %d are open", len(parts.sessions))
+        parts.metrics.session_opened("host" if arena else "inline")
         response = open_session_response(session, token, parts.handshake.facts, arena)
         if agreement.carry_owner:
             carries = ops.ListCarries(session.session_id, b"", agreement.carry_owner)

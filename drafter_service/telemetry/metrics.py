@@ -13,6 +13,7 @@ BUCKETS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 STAGES = ("queue", "device", "reply")
 STOPS = ("COMPLETE", "NOT_ASKED", "CONFIDENCE", "GRAMMAR", "POSITION_LIMIT", "PAGES")
+MEMORY_KINDS = ("inline", "host")
 SESSION_ENDS = ("closed", "expired", "shutdown")
 CARRY_ENDS = ("taken", "installed", "freed", "lost", "expired", "evicted")
 
@@ -33,6 +34,8 @@ class Metrics:
         self._rpc_bound: dict[tuple[str, int], Histogram] = {}
         stages = self._histogram("propose_stage_seconds", "Time of a write's stages.", ("stage",))
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
+        opened = self._counter("sessions_opened", "Sessions by how their hidden rows travel.", ("memory",))
+        self._sessions_opened = {kind: opened.labels(kind) for kind in MEMORY_KINDS}
         ends = self._counter("sessions_ended", "Sessions that ended.", ("end_reason",))
         self._session_ends = {reason: ends.labels(reason) for reason in SESSION_ENDS}
         carries = self._counter("carries", "Carries by what became of them.", ("outcome",))
@@ -89,6 +92,10 @@ class Metrics:
     def stage(self, stage: str, seconds: float) -> None:
         """A stage of a write took this long."""
         self._stages[stage].observe(seconds)
+
+    def session_opened(self, memory: str) -> None:
+        """A session was opened; `memory` is "inline" or "host"."""
+        self._sessions_opened[memory].inc()
 
     def session_ended(self, reason: str) -> None:
         """A session was closed, expired, or ended by a shutdown."""

@@ -6,6 +6,7 @@ import urllib.request
 import pytest
 
 from specdraft.v1 import drafter_pb2 as pb
+from specdraft.v1 import tensor_pb2
 from wire import Story, refusal
 
 K = 4
@@ -188,3 +189,11 @@ def test_the_number_of_series_does_not_grow_with_sessions(start):
 def scrape(server):
     with urllib.request.urlopen(f"http://127.0.0.1:{server.addresses.metrics_port}/metrics", timeout=10) as answer:
         return answer.read().decode().splitlines()
+
+
+def test_sessions_are_counted_by_how_their_rows_travel(server):
+    server.client().open(memory_kind=tensor_pb2.MEMORY_KIND_HOST)
+    server.client().open(memory_kind=tensor_pb2.MEMORY_KIND_INLINE)
+    server.client().open(memory_kind=tensor_pb2.MEMORY_KIND_INLINE)
+    assert server.metric("sessions_opened_total", memory="host") == 1
+    assert server.metric("sessions_opened_total", memory="inline") == 2
