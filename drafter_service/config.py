@@ -227,7 +227,9 @@ def environment_of(item: Field[Any]) -> str:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds one flag a setting, in groups."""
-    groups = {name: parser.add_argument_group(title, text) for title, text, names in GROUPS for name in names}
+    groups: dict[str, argparse._ArgumentGroup] = {}  # argparse has no other name for it
+    for title, text, names in GROUPS:
+        groups |= dict.fromkeys(names, parser.add_argument_group(title, text))
     for item in fields(ServiceConfig):
         place = groups[item.name]
         text = f"{item.metadata['help']} ({_default_of(item)}; ${environment_of(item)})"

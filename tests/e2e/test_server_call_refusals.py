@@ -418,11 +418,12 @@ def test_a_sequence_whose_places_are_taken_is_refused_and_only_for_its_owner(sta
         request = pb.ProposeRequest(entries=[sequence.propose_entry(0, 2)])
         first = owner.begin("Propose", request)
         server.runner.wait_for_batch(num_batches)
-        # A retry joins the operation in flight.
+        # A retry joins the operation in flight and takes no place of its own; the next operation does.
         retried = owner.begin("Propose", request)
+        second = owner.begin("Propose", pb.ProposeRequest(entries=[sequence.propose_entry(2, 1, op=2)]))
         in_flight = server.service.assembly.engine._in_flight
-        wait_until(lambda: sum(in_flight._counts.values()) == 2)
-        taken = pb.CatchupRequest(entries=[sequence.catchup_entry(2, 1, op=2)])
+        wait_until(lambda: in_flight.num_operations == 2)
+        taken = pb.CatchupRequest(entries=[sequence.catchup_entry(3, 1, op=3)])
         with owner.drive() as drive:
             answer = drive.ask(catchup=taken)
         said = refused_entry(answer.catchup.results[0].status)
@@ -433,6 +434,7 @@ def test_a_sequence_whose_places_are_taken_is_refused_and_only_for_its_owner(sta
         named = pb.CatchupRequest(entries=[sequence.catchup_entry(0, 1), theirs.catchup_entry(0, 1)])
         foreign = other.begin("Catchup", named)
     assert first.result().results == retried.result().results
+    assert second.result().results[0].state.last_op == 2
     unknown, good = foreign.result().results
     assert refused_entry(unknown.status).kind == ("NOT_FOUND", "SEQUENCE_UNKNOWN")
     assert good.status.code == 0
