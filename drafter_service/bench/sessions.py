@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from drafter_service.bench.rpc import MODELS
+from drafter_service.bench.wire import SERVICE, TOKEN_METADATA, open_request
 from drafter_service.config import MIB, ServiceConfig
 from drafter_service.server.process import ServiceProcess
 from specdraft.v1 import drafter_pb2 as pb
@@ -48,16 +49,10 @@ class _Caller:
     def __init__(self, target: str, num_sequences: int, width: int) -> None:
         self.channel = grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)])
         self._stub = drafter_pb2_grpc.DrafterStub(self.channel)
-        self._send: Any = self.channel.unary_unary("/specdraft.v1.Drafter/Propose")
-        request = session_pb2.OpenSessionRequest(
-            protocol_version=1,
-            hidden_source=session_pb2.HIDDEN_SOURCE_POST_NORM,
-            hidden_dtype=tensor_pb2.D_TYPE_FLOAT32,
-            hidden_width=width,
-            memory_kind=tensor_pb2.MEMORY_KIND_INLINE,
-        )
+        self._send: Any = self.channel.unary_unary(f"{SERVICE}/Propose")
+        request = open_request(width, NUM_DRAFTS)
         token = self._stub.OpenSession(request, timeout=TIMEOUT_S).session_token
-        self._metadata = (("specdraft-token-bin", token),)
+        self._metadata = ((TOKEN_METADATA, token),)
         self._width = width
         self._ops: dict[bytes, int] = {}
         self.fill(self.open(num_sequences), CONTEXT_ROWS)

@@ -38,7 +38,7 @@ class WireSession:
         self._stub = drafter_pb2_grpc.DrafterStub(self._channel)
         self._tokens, self._num_drafts = tokens, num_drafts
         self._rows = [row.numpy().tobytes() for row in hiddens]
-        opened = self._stub.OpenSession(_open_request(hiddens.shape[1], num_drafts), timeout=TIMEOUT_S)
+        opened = self._stub.OpenSession(open_request(hiddens.shape[1], num_drafts), timeout=TIMEOUT_S)
         self._metadata = ((TOKEN_METADATA, opened.session_token),)
         request = pb.OpenSequenceRequest(open_id=bytes(16))
         self._sequence_id: bytes = self._ask(self._stub.OpenSequence, request).sequence_id
@@ -147,7 +147,8 @@ def _check_propose(data: bytes) -> None:
     assert result.status.code == 0, result
 
 
-def _open_request(width: int, num_drafts: int) -> session_pb2.OpenSessionRequest:
+def open_request(width: int, num_drafts: int) -> session_pb2.OpenSessionRequest:
+    """Opens a session that sends float32 rows of `width` elements inline and asks for up to `num_drafts` drafts."""
     return session_pb2.OpenSessionRequest(
         protocol_version=1,
         hidden_source=session_pb2.HIDDEN_SOURCE_POST_NORM,
