@@ -249,6 +249,10 @@ def _serve(flags: argparse.Namespace) -> int:
         service.drain()
     finally:
         service.close()
+    if service.is_stuck:
+        _log.error("the device does not come back: ending without it")
+        logging.shutdown()
+        os._exit(EXIT_FAILED)
     _log.info("ended")
     return _failed("the engine has died", EXIT_FAILED) if has_failed else 0
 

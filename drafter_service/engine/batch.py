@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from drafter_service.memory.hiddens import PackedRows
+
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
@@ -41,7 +43,7 @@ class RunEntry:
     num_live_rows: int
     first_key: int
     tokens: tuple[int, ...]
-    hiddens: Tensor
+    hiddens: Tensor | PackedRows
     num_drafts: int
     min_logprob: float | None
     masks: Tensor | None
@@ -168,6 +170,7 @@ def commit(ledger: Ledger, planned: PlannedWrite, result: RunResult, cost: Round
     if result.drafts:
         sequence.last_round = Round(planned.rows.last_key + 1, result.drafts)
     stop = (result.stop or planned.limit) if planned.drafts else None
+    sequence.last_op = planned.operation.op  # the view tells it
     answer = Written(sequence.view(), result.drafts, result.logprobs, stop, _recommended(planned, cost))
     return accept(sequence, planned.operation, answer)
 
@@ -219,6 +222,11 @@ def _take_pages(
     if num_drafts > num_positions:
         num_drafts, limit = num_positions, Stop.POSITION_LIMIT
     most = num_drafts
+
+    row_end = rows.row_count + max(num_drafts - rowless, 0)
+    has_pages = ledger.num_pages_for(row_end) <= len(sequence.pages)
+    if has_pages and not _shared(ledger, sequence, row_begin, row_end, {}):
+        return num_drafts, limit, {}
 
     def needed(num_drafts: int, carried: Mapping[int, int]) -> int:
         """Pages that the write with so many drafts takes, once carries have let go of `carried`."""

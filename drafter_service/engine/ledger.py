@@ -302,7 +302,7 @@ def accept(sequence: Sequence, operation: NumberedOperation, answer: Answer) -> 
     """Makes the operation the sequence's last one and keeps its answer for retries."""
     sequence.last_op = operation.op
     sequence.last_digest = operation.digest
-    if isinstance(answer, Written | Viewed | Taken):
+    if isinstance(answer, Written | Viewed | Taken) and answer.view.last_op != operation.op:
         answer = replace(answer, view=sequence.view())
     sequence.last_outcome = answer
     return answer

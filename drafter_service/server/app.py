@@ -270,6 +270,11 @@ class Service:
         """Whether the engine has died; nothing but a new process helps then."""
         return self.assembly is not None and not self._stopping.is_set() and not self.assembly.engine.is_alive
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a thread is still inside the device after the end; Python would wait for it forever."""
+        return self.assembly is not None and self._stopping.is_set() and self.assembly.engine.is_at_work
+
     def close(self) -> None:
         """Ends everything that was started, last first. Safe to call twice."""
         self._stopping.set()

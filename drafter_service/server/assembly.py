@@ -154,7 +154,9 @@ def _engine(
     ledger = Ledger(allocator, identity, vault, metrics, pool.copy_page)
     scheduler = Scheduler(config.max_batch, config.prefill_rows)
     in_flight = InFlight(config.max_in_flight)
-    return Engine(ledger, scheduler, runner, in_flight=in_flight, observer=metrics, clock=clock)
+    # With several threads an operation, every thread that ever ran a step would keep a team of its own.
+    borrows = head.device.type != "cpu" or torch.get_num_threads() == 1
+    return Engine(ledger, scheduler, runner, in_flight=in_flight, observer=metrics, clock=clock, borrows=borrows)
 
 
 def _test(config: ServiceConfig, head: MtpHead, pool: KvPool, runner: Runner, clock: Callable[[], float]) -> None:

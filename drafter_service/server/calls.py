@@ -84,7 +84,7 @@ class Calls:
         }
 
     def begin(self, session: Session, request: Message, deadline: float, on_done: Callable[[Answerable], None]) -> None:
-        """Begins a call; `on_done` is called once, from any thread, and must be quick.
+        """Begins a call; `on_done` is called once, from any thread, and must be quick. `work` has to follow.
 
         Args:
             session: the caller's.
@@ -113,7 +113,11 @@ class Calls:
         for index, error in decoded.refused.items():
             call.finish(index, ops.Refusal(error, None))
         if call.open_indices():
-            self._engine.submit(call)
+            self._engine.accept(call)
+
+    def work(self) -> None:
+        """Does what has been begun, in this thread where that is quickest."""
+        self._engine.work()
 
     def keep_alive(self, session: Session, request: session_pb2.KeepAliveRequest) -> session_pb2.KeepAliveResponse:
         """`KeepAlive`: finding the session has renewed its lease already."""

@@ -168,14 +168,19 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
             if self._is_ending:
                 raise draining()
             self._drives[drive] = context
-        reader = threading.Thread(target=drive.read, args=(request_iterator,), name="drive-reader", daemon=True)
+        # One reads on while the other works.
+        readers = [
+            threading.Thread(target=drive.read, args=(request_iterator,), name="drive-reader", daemon=True)
+            for _ in range(2)
+        ]
         try:
             parts.sessions.attach(session, drive)
             # An open stream alone tells the client that it is attached.
             context.send_initial_metadata(())
             if not context.add_callback(drive.client_gone):
                 raise Ended
-            reader.start()
+            for reader in readers:
+                reader.start()
             yield from drive.responses()
         finally:
             with self._lock:
@@ -264,6 +269,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
             raise Ended
         remaining = context.time_remaining()
         parts.calls.begin(session, request, self._clock() + remaining, answers.put)
+        parts.calls.work()
         try:
             answer = answers.get(timeout=remaining)
         except queue.Empty:

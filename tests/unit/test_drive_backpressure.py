@@ -22,6 +22,9 @@ class Silent:
     def begin(self, session, request, deadline, on_done) -> None:
         self.num_begun += 1
 
+    def work(self) -> None:
+        pass
+
 
 def requests(taken: list[int]):
     for number in range(1, MAX_UNANSWERED + 50):
