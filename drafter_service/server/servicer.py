@@ -23,7 +23,7 @@ from drafter_service.server.interceptors import Ended
 from drafter_service.server.refusals import not_implemented
 from drafter_service.state import Session, SessionTable
 from drafter_service.telemetry import Metrics
-from specdraft.errors import Reason, make_error
+from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import drafter_pb2_grpc, session_pb2, tensor_pb2
 
@@ -242,7 +242,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         return self._parts
 
     def _session(self, context: grpc.ServicerContext) -> Session:
-        return self._ready().sessions.find(_token(context))
+        parts = self._ready()
+        try:
+            return parts.sessions.find(_token(context))
+        except SpecdraftError:
+            if self._is_ending:  # the end of the service has ended the session
+                raise draining() from None
+            raise
 
     def _call(self, request: Message, context: grpc.ServicerContext) -> Message:
         parts = self._ready()
