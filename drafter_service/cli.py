@@ -151,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         default=f"unix://{ServiceConfig().socket}",
         help="gRPC address, or the socket's path (default %(default)s)",
     )
+    health.add_argument("--service", default="", help="health service: empty = ready, specdraft.live = alive")
     health.add_argument("--timeout-s", type=_seconds, default=2.0, help="most time to wait (default %(default)s)")
     health.set_defaults(run=_health)
     _add_demo(commands)
@@ -244,13 +245,13 @@ def _serve(flags: argparse.Namespace) -> int:
         _say_where(addresses, config)
         while not stop.given.wait(LOOK_S) and not service.has_failed:
             pass
-        has_failed = service.has_failed
-        _log.info("%s: draining, at most %g s", "the engine has died" if has_failed else stop.why, config.drain_s)
+        failure = service.failure
+        _log.info("%s: draining, at most %g s", failure or stop.why, config.drain_s)
         service.drain()
     finally:
         service.close()
     _log.info("ended")
-    return _failed("the engine has died", EXIT_FAILED) if has_failed else 0
+    return _failed(failure, EXIT_FAILED) if failure else 0
 
 
 class _Stop:
@@ -300,7 +301,7 @@ def _inspect(flags: argparse.Namespace) -> int:
 def _health(flags: argparse.Namespace) -> int:
     from drafter_service.server import ask_health
 
-    status, why = ask_health(flags.target, flags.timeout_s)
+    status, why = ask_health(flags.target, flags.timeout_s, flags.service)
     print(status)
     return 0 if status == "SERVING" else _failed(f"{flags.target}: {why or status}", EXIT_FAILED)
 

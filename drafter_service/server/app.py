@@ -250,6 +250,7 @@ class Service:
                 "carried": lambda: vault.num_own_pages,
                 "live": lambda: allocator.num_pages - allocator.num_free - vault.num_own_pages,
             },
+            dict(self.assembly.memory_bytes),
         )
 
     def refuse_sessions(self) -> None:
@@ -266,9 +267,18 @@ class Service:
             self.assembly.engine.stop(timeout_s=max(self.config.drain_s - STOP_GRACE_S, 0))
 
     @property
+    def failure(self) -> str:
+        """What nothing but a new process helps against: "", or one line."""
+        if self.assembly is None or self._stopping.is_set():
+            return ""
+        if self.assembly.device.is_lost:
+            return "the device is lost"
+        return "" if self.assembly.engine.is_alive else "the engine has died"
+
+    @property
     def has_failed(self) -> bool:
-        """Whether the engine has died; nothing but a new process helps then."""
-        return self.assembly is not None and not self._stopping.is_set() and not self.assembly.engine.is_alive
+        """Whether nothing but a new process helps."""
+        return bool(self.failure)
 
     def close(self) -> None:
         """Ends everything that was started, last first. Safe to call twice."""
@@ -278,8 +288,10 @@ class Service:
             self._closers.pop()()
 
     def _is_live(self) -> bool:
-        engine = self.assembly.engine if self.assembly else None
-        return engine is None or (engine.is_alive and self._clock() - engine.heartbeat < STUCK_S)
+        if self.assembly is None:
+            return True
+        engine = self.assembly.engine
+        return engine.is_alive and self._clock() - engine.heartbeat < STUCK_S and not self.assembly.device.is_lost
 
     def _reap(self) -> None:
         assert self.assembly is not None, "started once it is there"
