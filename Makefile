@@ -120,7 +120,7 @@ endef
 
 $(VENV)/.stamp: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(call make-venv,$(VENV))
-	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[demo,dev]'
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[demo,dev,tracing]'
 	touch $@
 
 $(VENV)/.stamp-go: constraints.txt | $(VENV)/.stamp
