@@ -29,19 +29,26 @@ class DeviceWatch:
         runner: what runs them.
         device: where.
         on_fault: told of every fault that the device reports.
+        clock: monotonic seconds.
 
     Attributes:
+        last_run: when the last batch began and ended.
         is_lost: whether the device answers nothing any more. Only a new process gets it back.
     """
 
-    def __init__(self, runner: Runner, device: torch.device, on_fault: Callable[[], None]) -> None:
+    def __init__(
+        self, runner: Runner, device: torch.device, on_fault: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
         self.is_lost = False
+        self.last_run = (0.0, 0.0)
+        self._clock = clock
         self._runner = runner
         self._device = device
         self._on_fault = on_fault
 
     def run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
         """As the runner's own."""
+        began = self._clock()
         try:
             return self._runner.run(entries)
         except RuntimeError as error:
@@ -49,6 +56,8 @@ class DeviceWatch:
                 self._on_fault()
                 self._look()
             raise
+        finally:
+            self.last_run = began, self._clock()
 
     def probe(self) -> None:
         """Asks the device for a sign of life. Raises what it says."""

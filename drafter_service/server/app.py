@@ -38,7 +38,7 @@ from drafter_service.server.listeners import (
     why_unbindable,
 )
 from drafter_service.server.servicer import DrafterServicer
-from drafter_service.telemetry import Metrics
+from drafter_service.telemetry import Metrics, Tracing
 from specdraft.v1 import admin_pb2_grpc, drafter_pb2_grpc
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Service:
         self.assembly = assembly
         self._closers.append(assembly.close)
         facts = self._facts(plan, assembly, descriptor_socket)
-        parts = assembly.parts(facts, SOCKET_MODE)
+        parts = assembly.parts(facts, SOCKET_MODE, self._start_tracing())
         self._servicer.serve(parts)
         self._watch()
         self._health.set_serving(True)
@@ -195,6 +195,16 @@ class Service:
             raise ConfigError(f"--metrics-port {port} cannot be bound: {error.strerror}") from error
         self._closers += [thread.join, server.server_close, server.shutdown]
         return int(server.server_port)
+
+    def _start_tracing(self) -> Tracing | None:
+        if not self.config.tracing:
+            return None
+        try:
+            tracing = Tracing()
+        except ImportError as error:
+            raise ConfigError(f"--tracing needs OpenTelemetry, the extra tracing: {error}") from error
+        self._closers.append(tracing.close)
+        return tracing
 
     def _start_probes(self) -> int | None:
         port = self.config.health_port

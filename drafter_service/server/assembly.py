@@ -27,7 +27,7 @@ from drafter_service.server.self_test import SelfTestError, self_test
 from drafter_service.server.servicer import Parts
 from drafter_service.state import PageAllocator, SessionTable
 from drafter_service.state.pool import KvPool, PoolShape
-from drafter_service.telemetry import Metrics
+from drafter_service.telemetry import Metrics, Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class Assembly:
         self._metrics = metrics
         self._clock = clock
         self._descriptors: DescriptorServer | None = None
+        self.tracing: Tracing | None = None
 
     @property
     def num_pages(self) -> int:
@@ -91,12 +92,16 @@ class Assembly:
             uses["other"] = lambda: max(torch.cuda.memory_allocated(device) - weights - kv, 0)
         return uses
 
-    def parts(self, facts: ServiceFacts, socket_mode: int) -> Parts:
+    def parts(self, facts: ServiceFacts, socket_mode: int, tracing: Tracing | None) -> Parts:
         """What the RPCs need."""
         if facts.descriptor_socket is not None:
             self._descriptors = DescriptorServer(facts.descriptor_socket, socket_mode)
-        calls = Calls(self.engine, facts, self._metrics, self._embed, self._clock)
-        return Parts(self.engine, calls, self.sessions, Handshake(facts, self._descriptors), self._metrics)
+        self.tracing = tracing
+        if tracing is not None:
+            tracing.follow(lambda: self.device.last_run, self._clock)
+        calls = Calls(self.engine, facts, self._metrics, self._embed, self._clock, tracing=tracing)
+        handshake = Handshake(facts, self._descriptors)
+        return Parts(self.engine, calls, self.sessions, handshake, self._metrics, tracing)
 
     def close(self) -> None:
         """Ends the engine and the side socket. Whoever wants what was accepted to be done has drained before."""
@@ -122,7 +127,7 @@ def assemble(
     began = clock()
     head = _load(plan, device)
     pool = _pool(config, head, device)
-    runner = DeviceWatch(wrap_runner(EagerRunner(head, pool)), device, metrics.device_fault)
+    runner = DeviceWatch(wrap_runner(EagerRunner(head, pool)), device, metrics.device_fault, clock)
     _test(config, head, pool, runner, clock)
     engine = _engine(config, head, pool, runner, metrics=metrics, clock=clock)
     engine.start()
