@@ -176,7 +176,7 @@ def _add_demo(commands: _Commands) -> None:
 
 
 def _add_bench(commands: _Commands) -> None:
-    bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry, sessions")
+    bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry, sessions, metrics")
     kinds = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     rpc = kinds.add_parser("rpc", help="round trips beside a bare gRPC echo and the head's own forward")
     rpc.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
@@ -201,7 +201,10 @@ def _add_bench(commands: _Commands) -> None:
     )
     sessions.add_argument("--rounds", type=_count(1, 10_000), default=15, help="rounds (default %(default)s)")
     sessions.set_defaults(run=_bench, measure=_bench_sessions)
-    for kind in (rpc, acceptance, carry, sessions):
+    metrics = kinds.add_parser("metrics", help="what counting costs beside the head's forward")
+    metrics.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
+    metrics.set_defaults(run=_bench, measure=_bench_metrics)
+    for kind in (rpc, acceptance, carry, sessions, metrics):
         kind.add_argument("--json", action="store_true", help="print the result as it is committed")
 
 
@@ -392,6 +395,15 @@ def _bench_sessions(flags: argparse.Namespace) -> int:
     figures = sessions.measure_sessions(plan, tell=_tell)
     command = f"drafter-service bench sessions --sequences {flags.sequences} --rounds {flags.rounds} --json"
     return _report("sessions", command, figures, sessions.describe, as_json=flags.json)
+
+
+def _bench_metrics(flags: argparse.Namespace) -> int:
+    from drafter_service.bench import metrics
+    from drafter_service.bench.samples import Plan
+
+    figures = metrics.measure_metrics(Plan(flags.rounds), tell=_tell)
+    command = f"drafter-service bench metrics --rounds {flags.rounds} --json"
+    return _report("metrics", command, figures, metrics.describe, as_json=flags.json)
 
 
 def _report(
