@@ -80,7 +80,7 @@ def _axes(top: float, end: float, suffix: str) -> list[str]:
         value = top * step / 4
         y = _y(value, top)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 4}" y="{y + 3:.1f}" text-anchor="end">{value:.3g}{suffix}</text>')
+        parts.append(f'<text x="{LEFT - 4}" y="{y + 3:.1f}" text-anchor="end">{value:,.4g}{suffix}</text>')
         at = end * step / 4
         anchor = "end" if step == 4 else "middle"
         parts.append(f'<text x="{_x(at, end):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{at:.0f} s</text>')
