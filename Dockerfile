@@ -48,7 +48,7 @@ EXPOSE 9464 9465
 USER 10001:10001
 ENTRYPOINT ["tini", "--", "drafter-service"]
 CMD ["serve"]
-HEALTHCHECK --start-period=600s --interval=10s --timeout=6s --retries=3 CMD ["drafter-service", "health"]
+HEALTHCHECK --start-period=600s --interval=30s --timeout=10s --retries=3 CMD ["drafter-service", "health"]
 
 FROM base AS cpu
 COPY --from=build /opt/specdraft /opt/specdraft

@@ -22,6 +22,8 @@ from chart import (
     shape_values,
     tool,
 )
+from drafter_service.cli import _parser
+from drafter_service.server.health import LIVENESS
 
 SHAPES = ("sidecar", "paired", "node", "deployment", "library")
 RESTRICTED = ("sidecar", "deployment")
@@ -159,6 +161,19 @@ def test_the_sidecar_and_its_target_share_gpu_sockets_and_user():
     assert not {"hostPID", "hostIPC", "hostNetwork"} & set(pod)
     assert "startupProbe" in drafter
     assert "readinessProbe" not in drafter  # a pod whose drafter fails answers all the same
+
+
+def test_probes_ask_for_what_they_are_for_and_exec_probes_less_often():
+    grpc = containers(pods(objects(values_of("deployment")))["release-drafter-service"])["drafter"]
+    services = {kind: grpc[f"{kind}Probe"]["grpc"].get("service", "") for kind in ("startup", "readiness", "liveness")}
+    assert services == {"startup": "", "readiness": "", "liveness": LIVENESS}
+    values = merged(values_of("deployment"), {"probes": {"kind": "exec"}})
+    slow = containers(pods(objects(values))["release-drafter-service"])["drafter"]
+    command = slow["livenessProbe"]["exec"]["command"]
+    assert _parser().parse_args(command[1:]).service == LIVENESS
+    assert slow["livenessProbe"]["periodSeconds"] > grpc["livenessProbe"]["periodSeconds"]
+    assert float(command[command.index("--timeout-s") + 1]) < slow["livenessProbe"]["timeoutSeconds"]
+    assert environment(objects(values))["SPECDRAFT_HEALTH_PORT"] == "off"
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)

@@ -16,18 +16,19 @@ ports:
 {{- end }}
 startupProbe:
   {{- include "drafter-service.probe" (list . "") | nindent 2 }}
-  periodSeconds: 2
-  failureThreshold: {{ max 1 (div $values.probes.startupSeconds 2) }}
+  {{- $start := ternary 2 10 (eq $values.probes.kind "grpc") }}
+  periodSeconds: {{ $start }}
+  failureThreshold: {{ max 1 (div $values.probes.startupSeconds $start) }}
 {{- /* Beside a target there is none: a pod whose drafter drains or fails answers all the same, without drafts. */}}
 {{- if not (has $values.shape (list "sidecar" "library")) }}
 readinessProbe:
   {{- include "drafter-service.probe" (list . "") | nindent 2 }}
-  periodSeconds: {{ $values.probes.periodSeconds }}
+  periodSeconds: {{ ternary $values.probes.periodSeconds (max $values.probes.periodSeconds 15) (eq $values.probes.kind "grpc") }}
   failureThreshold: 1
 {{- end }}
 livenessProbe:
   {{- include "drafter-service.probe" (list . "specdraft.live") | nindent 2 }}
-  periodSeconds: {{ $values.probes.periodSeconds }}
+  periodSeconds: {{ ternary $values.probes.periodSeconds (max $values.probes.periodSeconds 15) (eq $values.probes.kind "grpc") }}
   failureThreshold: 3
 resources:
   {{- include "drafter-service.resources" . | nindent 2 }}
@@ -119,7 +120,7 @@ exec:
   command: [drafter-service, health, --target, {{ include "drafter-service.socketPath" $root | quote }}
     {{- with $service }}, --service, {{ . }}{{ end }}, --timeout-s, {{ $root.Values.probes.timeoutSeconds | toString | quote }}]
 {{- end }}
-timeoutSeconds: {{ add $root.Values.probes.timeoutSeconds (ternary 0 3 (eq $root.Values.probes.kind "grpc")) }}
+timeoutSeconds: {{ add $root.Values.probes.timeoutSeconds (ternary 0 7 (eq $root.Values.probes.kind "grpc")) }}
 {{- end -}}
 
 {{- define "drafter-service.resources" -}}
