@@ -1,5 +1,6 @@
 """The chart through real tools: helm, the schemas of Kubernetes, the Pod Security admission's own rules."""
 
+import functools
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ TOOLS = ROOT / ".venv-chart" / "bin"
 KUBERNETES = ("1.34", "1.36")
 """The oldest version with resource.k8s.io/v1, and a recent one."""
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MONITORING = "monitoring.coreos.com/v1"
 
 
@@ -52,17 +54,22 @@ def merged(values, changes):
 
 def template(values, *, version=KUBERNETES[0], apis=(), chart=CHART):
     """`helm template` with these values: the finished process."""
+    return _rendered(json.dumps(values), version, tuple(apis), chart)
+
+
+@functools.cache
+def _rendered(values, version, apis, chart):
     command = [tool("helm"), "template", "release", chart, "--namespace", "ns", "--kube-version", f"{version}.0"]
     for api in apis:
         command += ["--api-versions", api]
-    return run([*command, "--values", "-"], input=json.dumps(values))
+    return run([*command, "--values", "-"], input=values)
 
 
 def objects(values, **options):
     """The objects that the values make."""
     done = template(values, **options)
     assert done.returncode == 0, done.stderr
-    return [item for item in yaml.safe_load_all(done.stdout) if item]
+    return [item for item in yaml.load_all(done.stdout, Loader=LOADER) if item]
 
 
 def refused(values, **options):
