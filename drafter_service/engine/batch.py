@@ -160,6 +160,9 @@ def commit(ledger: Ledger, planned: PlannedWrite, result: RunResult, cost: Round
     sequence, wish = planned.sequence, planned.wish
     told_from = wish.first_key - len(wish.verified_tokens)
     ledger.judge(sequence, told_from, wish.verified_tokens + wish.tokens, wish.accepted_drafts)
+    if planned.verified.gap_before(wish.first_key) is not None:
+        ledger.observer.gap("declared")
+    ledger.observer.draft_rows_kept(planned.verified.row_count - sequence.rows.row_count)
     sequence.adopt_drafts(planned.verified)
     sequence.drop_rows(wish.first_key)
     sequence.rows = planned.rows
@@ -201,8 +204,6 @@ def _check(ledger: Ledger, sequence: Sequence, rows: Rows, wish: WriteWish) -> N
         if error.reason is Reason.MISSING_ROWS:
             ledger.observer.gap("refused")
         raise
-    if rows.gap_before(wish.first_key) is not None:
-        ledger.observer.gap("declared")
 
 
 def _take_pages(

@@ -46,7 +46,10 @@ class Observer(CarryObserver, Protocol):
         """A round ended without saying what was accepted."""
 
     def gap(self, outcome: str) -> None:
-        """A write left a gap: "refused" or "declared"."""
+        """A write left a gap: "refused", or "declared" and carried out."""
+
+    def draft_rows_kept(self, num_rows: int) -> None:
+        """So many draft rows were verified and count as approximate rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,13 @@ class Drive:
         lease: the session, renewed.
         metrics: counts and times, under the names of the unary calls.
         clock: monotonic seconds.
+        parent: the span that the stream was opened in, as `Tracing.parent_in` found it.
     """
 
-    def __init__(self, calls: Calls, lease: Lease, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, calls: Calls, lease: Lease, metrics: Metrics, clock: Callable[[], float], parent: object = None
+    ) -> None:
+        self._parent = parent
         self._calls = calls
         self._lease = lease
         self._metrics = metrics
@@ -224,7 +228,7 @@ class Drive:
 
         try:
             inner = self._checked(request, kind)
-            self._calls.begin(self._lease(), inner, asked.deadline, answer)
+            self._calls.begin(self._lease(), inner, asked.deadline, answer, self._parent)
         except SpecdraftError as error:
             answer(error)
         except Exception:  # noqa: BLE001  # a bug in one request must not end the stream

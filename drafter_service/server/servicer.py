@@ -22,8 +22,8 @@ from drafter_service.server.handshake import Handshake, open_session_response
 from drafter_service.server.interceptors import Ended
 from drafter_service.server.refusals import not_implemented
 from drafter_service.state import Session, SessionTable
-from drafter_service.telemetry import Metrics
-from specdraft.errors import Reason, make_error
+from drafter_service.telemetry import Metrics, Tracing
+from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import drafter_pb2_grpc, session_pb2, tensor_pb2
 
@@ -44,6 +44,11 @@ class Parts:
     sessions: SessionTable
     handshake: Handshake
     metrics: Metrics
+    tracing: Tracing | None = None
+
+    def parent_in(self, context: grpc.ServicerContext) -> object:
+        """The caller's span, where spans are wanted."""
+        return self.tracing.parent_in(context.invocation_metadata()) if self.tracing else None
 
 
 class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
@@ -163,7 +168,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         parts = self._ready()
         token = _token(context)
         session = parts.sessions.find(token)
-        drive = Drive(parts.calls, lambda: parts.sessions.find(token), parts.metrics, self._clock)
+        parent = parts.parent_in(context)
+        drive = Drive(parts.calls, lambda: parts.sessions.find(token), parts.metrics, self._clock, parent)
         with self._lock:
             if self._is_ending:
                 raise draining()
@@ -247,7 +253,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         return self._parts
 
     def _session(self, context: grpc.ServicerContext) -> Session:
-        return self._ready().sessions.find(_token(context))
+        parts = self._ready()
+        try:
+            return parts.sessions.find(_token(context))
+        except SpecdraftError:
+            if self._is_ending:  # the end of the service has ended the session
+                raise draining() from None
+            raise
 
     def _call(self, request: Message, context: grpc.ServicerContext) -> Message:
         parts = self._ready()
@@ -268,7 +280,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         if not context.add_callback(lambda: answers.put(None)):
             raise Ended
         remaining = context.time_remaining()
-        parts.calls.begin(session, request, self._clock() + remaining, answers.put)
+        parts.calls.begin(session, request, self._clock() + remaining, answers.put, parts.parent_in(context))
         parts.calls.work()
         try:
             answer = answers.get(timeout=remaining)

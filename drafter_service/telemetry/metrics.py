@@ -6,7 +6,7 @@ import platform
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric, ProcessCollector
 from prometheus_client.registry import Collector
 
 from specdraft.errors import Code, Reason
@@ -17,6 +17,7 @@ STAGES = ("queue", "device", "reply")
 STOPS = ("COMPLETE", "NOT_ASKED", "CONFIDENCE", "GRAMMAR", "POSITION_LIMIT", "PAGES")
 MEMORY_KINDS = ("inline", "host")
 SESSION_ENDS = ("closed", "expired", "shutdown")
+ROW_KINDS = ("exact", "approximate")
 CARRY_ENDS = ("taken", "installed", "freed", "lost", "expired", "evicted")
 
 
@@ -95,8 +96,10 @@ class Metrics:
         self._batch = Histogram(
             "specdraft_batch_size", "Entries in one forward.", buckets=BATCH_BUCKETS, registry=self.registry
         )
-        self._busy = self._counter("device_busy_seconds", "Time spent in forwards.")
-        self._rows = self._counter("rows_written", "Rows written.", ("kind",)).labels("exact")
+        self._busy = self._counter("device_busy_seconds", "Time spent in forwards, as the engine's thread sees it.")
+        self._faults = self._counter("device_faults", "Errors that the device reported.")
+        rows = self._counter("rows_written", "Rows that sequences took, by what they come from.", ("kind",))
+        self._rows = {kind: rows.labels(kind) for kind in ROW_KINDS}
         self._proposals = self._counter("proposals", "Proposals that brought drafts.")
         self._drafts = self._counter("draft_tokens", "Drafts given.")
         self._accepted = self._counter("accepted_tokens", "Drafts that the target accepted.")
@@ -106,16 +109,25 @@ class Metrics:
         self._accepted_at = [per_index.labels(str(index)) for index in range(max_drafts)]
         self._unjudged = self._counter("unjudged_proposals", "Proposals whose acceptance nobody told.")
 
-    def watch(self, gauges: Mapping[str, Callable[[], float]], pages: Mapping[str, Callable[[], float]]) -> None:
-        """Binds gauges to what they show: `gauges` by name (without prefix), `pages` by state."""
+    def watch(
+        self,
+        gauges: Mapping[str, Callable[[], float]],
+        pages: Mapping[str, Callable[[], float]],
+        memory: Mapping[str, Callable[[], float]],
+    ) -> None:
+        """Binds gauges to what they show: `gauges` by name (without prefix), `pages` by state, `memory` by use."""
         for name, read in gauges.items():
             Gauge(f"specdraft_{name}", f"Open {name}.", registry=self.registry).set_function(read)
         states = Gauge("specdraft_kv_pages", "Pages of the KV pool by state.", ("state",), registry=self.registry)
         for state, read in pages.items():
             states.labels(state).set_function(read)
+        uses = Gauge("specdraft_device_memory_bytes", "The service's memory.", ("use",), registry=self.registry)
+        for use, read in memory.items():
+            uses.labels(use).set_function(read)
 
     def describe(self, head: Mapping[str, str], version: str) -> None:
-        """Sets the info metrics."""
+        """Sets the info metrics, and shows what the kernel knows of the process."""
+        ProcessCollector(registry=self.registry)
         Info("specdraft_head", "The loaded head.", registry=self.registry).info(dict(head))
         build = {"version": version, "python": platform.python_version()}
         Info("specdraft_build", "The service.", registry=self.registry).info(build)
@@ -154,8 +166,17 @@ class Metrics:
         self._unjudged.inc()
 
     def gap(self, outcome: str) -> None:
-        """A write left a gap: "refused" or "declared"."""
+        """A write left a gap: "refused", or "declared" and carried out."""
         self._gaps[outcome].inc()
+
+    def draft_rows_kept(self, num_rows: int) -> None:
+        """So many draft rows were verified and count as approximate rows."""
+        if num_rows:
+            self._rows["approximate"].inc(num_rows)
+
+    def device_fault(self) -> None:
+        """The device reported an error."""
+        self._faults.inc()
 
     def carry(self, outcome: str) -> None:
         """A carry was "taken", "installed", "freed", "lost" with its session, "expired" or "evicted"."""
@@ -164,7 +185,7 @@ class Metrics:
     def batch_run(self, num_entries: int, num_rows: int, seconds: float) -> None:
         """One forward."""
         self._note(self._batch.observe, num_entries)
-        self._note(self._rows.inc, num_rows)
+        self._note(self._rows["exact"].inc, num_rows)
         self._note(self._busy.inc, seconds)
         self._note(self._stages["device"].observe, seconds)
 

@@ -69,7 +69,7 @@ PUBLIC_NAMES: dict[str, list[str]] = {
         "Session",
         "SessionTable",
     ],
-    "drafter_service.telemetry": ["Metrics", "set_up_logging"],
+    "drafter_service.telemetry": ["Metrics", "Tracing", "set_up_logging"],
     "specdraft": [
         "AbortedError",
         "AsyncClient",
