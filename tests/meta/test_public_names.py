@@ -6,17 +6,24 @@ from repository import packages, tree
 
 # Import name -> public names. A change that removes or renames one is a line in CHANGELOG.md.
 PUBLIC_NAMES: dict[str, list[str]] = {
-    "drafter_kernels": [],
+    "drafter_kernels": ["Backend", "CompileWatch"],
     "drafter_kernels.paged_attention": ["paged_attention"],
     "drafter_kernels.quantize": [
         "BLOCK_SIZE",
+        "FP8_BLOCK_SIZE",
+        "Fp8BlockWeight",
         "Fp8Weight",
         "Nvfp4Weight",
+        "PackedNvfp4",
         "dequantize_fp8",
+        "dequantize_fp8_blocks",
         "dequantize_nvfp4",
         "nvfp4_tensor_scale",
+        "pack_nvfp4",
         "quantize_fp8",
         "quantize_nvfp4",
+        "read_stored_weight",
+        "unpack_nvfp4",
     ],
     "drafter_service": ["__version__"],
     "drafter_service.bench": [],
