@@ -38,14 +38,15 @@ def test_packing_loses_nothing():
 def test_decoded_words_are_the_reference_s_numbers(device, dtype, ptx):
     if ptx and device == "cpu":
         device = "cuda"  # the interpreter has no PTX
-    weight = every_scale()
-    packed = pack_nvfp4(weight)
-    out = torch.full((127 * 48,), torch.nan, device=device)
-    words, scales = packed.words.to(device), packed.block_scales.to(device)
-    kernel.decode_kernel[(-(-words.numel() // 64),)](
-        words, scales, out, words.numel(), DTYPE=DTYPES[dtype], PTX=ptx, BLOCK=64
-    )
-    assert torch.equal(out.cpu().view(127, 48), dequantize_nvfp4(weight))
+    weight, (rows, columns) = every_scale(), (128, 64)
+    codes, scales = torch.zeros(rows, columns // 2, dtype=torch.uint8), torch.zeros(rows, columns // 16)
+    codes[:127, :24], scales[:127, :3] = weight.codes, weight.block_scales.float()
+    padded = Nvfp4Weight(codes, scales.to(torch.float8_e4m3fn), weight.tensor_scale)
+    packed = pack_nvfp4(padded)
+    out = torch.full((rows, columns), torch.nan, device=device)
+    words, block_scales = packed.words.to(device), packed.block_scales.to(device)
+    kernel.decode_kernel[(1,)](words, block_scales, out, BN=rows, BK=columns // 8, DTYPE=DTYPES[dtype], PTX=ptx)
+    assert torch.equal(out.cpu(), dequantize_nvfp4(padded))
 
 
 # A reader of the few PTX instructions that the kernels use, so that what they say can be checked without a GPU.
@@ -114,23 +115,23 @@ def run_ptx(  # noqa: C901, PLR0912  # one case an instruction
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "up", "lacks"),
+    ("texts", "kind", "up", "lacks"),
     [
         (kernel._FLOAT16_PAIRS, "f16x2", kernel._FLOAT16_UP, kernel.FLOAT16_LACKS),
         (kernel._BFLOAT16_PAIRS, "bf16x2", kernel._BFLOAT16_UP, kernel.BFLOAT16_LACKS),
     ],
     ids=["float16", "bfloat16"],
 )
-def test_the_ptx_of_the_decode_says_the_same(text, kind, up, lacks):
+def test_the_ptx_of_the_decode_says_the_same(texts, kind, up, lacks):
     weight = every_scale()
     words, expected = pack_nvfp4(weight).words, dequantize_nvfp4(weight)
     for row in range(127):
         scale = float(weight.block_scales[row, 0].float())
         scales = register(np.array([scale, scale]) * up.value, kind)
         for word in (0, 2, 4):
-            given = {"$8": int(words[row, word]) & 0xFFFFFFFF, "$9": int(words[row, word + 1]) & 0xFFFFFFFF}
-            found = run_ptx(text.value, {**given, "$10": scales})
-            pairs = np.stack([lanes(found[f"${slot}"], kind) for slot in range(8)]) * lacks.value
+            given = {"$1": int(words[row, word]) & 0xFFFFFFFF, "$2": int(words[row, word + 1]) & 0xFFFFFFFF}
+            found = [run_ptx(text, {**given, "$3": scales})["$0"] for text in texts.value]
+            pairs = np.stack([lanes(pair, kind) for pair in found]) * lacks.value
             columns = expected[row, 8 * word : 8 * word + 16].view(2, 8).T
             assert np.array_equal(pairs, columns.numpy()), (row, word)
 

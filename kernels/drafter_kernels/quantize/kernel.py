@@ -27,88 +27,68 @@ def code_of(words, SLOT: tl.constexpr):
     return (magnitude | sign).to(tl.float32, bitcast=True) * _TO_FLOAT32
 
 
-@triton.jit
-def decode8_portable(words, scales, DTYPE: tl.constexpr):
-    """The 8 elements of each word times its scale (same shape, float32) as DTYPE: exact, up to the factor `*_LACKS`."""
-    LACKS: tl.constexpr = FLOAT16_LACKS if tl.float16 == DTYPE else BFLOAT16_LACKS
-    scaled = scales * (1.0 / LACKS)
-    return (
-        (code_of(words, 0) * scaled).to(DTYPE),
-        (code_of(words, 1) * scaled).to(DTYPE),
-        (code_of(words, 2) * scaled).to(DTYPE),
-        (code_of(words, 3) * scaled).to(DTYPE),
-        (code_of(words, 4) * scaled).to(DTYPE),
-        (code_of(words, 5) * scaled).to(DTYPE),
-        (code_of(words, 6) * scaled).to(DTYPE),
-        (code_of(words, 7) * scaled).to(DTYPE),
+# How the four codes of a half word are brought into place, from register a into t; u is free.
+_FLOAT16_PLACING = (
+    "and.b32 t, a, 0x8E008E00;",
+    "shl.b32 t, a, 3; and.b32 t, t, 0x8E008E00;",
+    "shl.b32 t, a, 6; shl.b32 u, a, 1; and.b32 t, t, 0x0E000E00; lop3.b32 t, u, 0x80008000, t, 0xEA;",
+    "shl.b32 t, a, 9; shl.b32 u, a, 2; and.b32 t, t, 0x0E000E00; lop3.b32 t, u, 0x80008000, t, 0xEA;",
+)
+_BFLOAT16_PLACING = (
+    "shr.u32 t, a, 3; and.b32 t, t, 0x01C001C0; lop3.b32 t, a, 0x80008000, t, 0xEA;",
+    "shl.b32 u, a, 3; and.b32 t, a, 0x01C001C0; lop3.b32 t, u, 0x80008000, t, 0xEA;",
+    "shl.b32 t, a, 3; shl.b32 u, a, 1; and.b32 t, t, 0x01C001C0; lop3.b32 t, u, 0x80008000, t, 0xEA;",
+    "shl.b32 t, a, 6; shl.b32 u, a, 2; and.b32 t, t, 0x01C001C0; lop3.b32 t, u, 0x80008000, t, 0xEA;",
+)
+
+
+def _pair_texts(placing: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    """PTX for each slot: from two words (operands 1 and 2) the pair of their elements, times a pair of scales (3).
+
+    First the halves of both words that hold the element are put side by side; the assembler does that once for all
+    slots.
+    """
+    selectors = ("0x5410", "0x7632")
+    return tuple(
+        "{ .reg .b32 a, t, u;\n"
+        f"prmt.b32 a, $1, $2, {selectors[slot % 2]}; {placing[slot // 2]} mul.rn.{kind} $0, t, $3; }}"
+        for slot in range(8)
     )
 
 
-# Two neighbouring words (operands 8 and 9) to 8 pairs; operand 10 is the pair of their scales. First the low halves
-# of both words side by side, then the high halves: each decoded pair then is the same element of the two words.
-_FLOAT16_PAIRS = tl.constexpr("""
-{
-.reg .b32 a, b, t, u;
-prmt.b32 a, $8, $9, 0x5410; prmt.b32 b, $8, $9, 0x7632;
-and.b32 t, a, 0x8E008E00; mul.rn.f16x2 $0, t, $10;
-and.b32 t, b, 0x8E008E00; mul.rn.f16x2 $1, t, $10;
-shl.b32 t, a, 3; and.b32 t, t, 0x8E008E00; mul.rn.f16x2 $2, t, $10;
-shl.b32 t, b, 3; and.b32 t, t, 0x8E008E00; mul.rn.f16x2 $3, t, $10;
-shl.b32 t, a, 6; shl.b32 u, a, 1; and.b32 t, t, 0x0E000E00; lop3.b32 t, u, 0x80008000, t, 0xEA; mul.rn.f16x2 $4, t, $10;
-shl.b32 t, b, 6; shl.b32 u, b, 1; and.b32 t, t, 0x0E000E00; lop3.b32 t, u, 0x80008000, t, 0xEA; mul.rn.f16x2 $5, t, $10;
-shl.b32 t, a, 9; shl.b32 u, a, 2; and.b32 t, t, 0x0E000E00; lop3.b32 t, u, 0x80008000, t, 0xEA; mul.rn.f16x2 $6, t, $10;
-shl.b32 t, b, 9; shl.b32 u, b, 2; and.b32 t, t, 0x0E000E00; lop3.b32 t, u, 0x80008000, t, 0xEA; mul.rn.f16x2 $7, t, $10;
-}
-""")
-_BFLOAT16_PAIRS = tl.constexpr("""
-{
-.reg .b32 a, b, t, u;
-prmt.b32 a, $8, $9, 0x5410; prmt.b32 b, $8, $9, 0x7632;
-shr.u32 t, a, 3; and.b32 t, t, 0x01C001C0; lop3.b32 t, a, 0x80008000, t, 0xEA; mul.rn.bf16x2 $0, t, $10;
-shr.u32 t, b, 3; and.b32 t, t, 0x01C001C0; lop3.b32 t, b, 0x80008000, t, 0xEA; mul.rn.bf16x2 $1, t, $10;
-shl.b32 u, a, 3; and.b32 t, a, 0x01C001C0; lop3.b32 t, u, 0x80008000, t, 0xEA; mul.rn.bf16x2 $2, t, $10;
-shl.b32 u, b, 3; and.b32 t, b, 0x01C001C0; lop3.b32 t, u, 0x80008000, t, 0xEA; mul.rn.bf16x2 $3, t, $10;
-shl.b32 t, a, 3; shl.b32 u, a, 1; and.b32 t, t, 0x01C001C0; lop3.b32 t, u, 0x80008000, t, 0xEA;
-    mul.rn.bf16x2 $4, t, $10;
-shl.b32 t, b, 3; shl.b32 u, b, 1; and.b32 t, t, 0x01C001C0; lop3.b32 t, u, 0x80008000, t, 0xEA;
-    mul.rn.bf16x2 $5, t, $10;
-shl.b32 t, a, 6; shl.b32 u, a, 2; and.b32 t, t, 0x01C001C0; lop3.b32 t, u, 0x80008000, t, 0xEA;
-    mul.rn.bf16x2 $6, t, $10;
-shl.b32 t, b, 6; shl.b32 u, b, 2; and.b32 t, t, 0x01C001C0; lop3.b32 t, u, 0x80008000, t, 0xEA;
-    mul.rn.bf16x2 $7, t, $10;
-}
-""")
+_FLOAT16_PAIRS = tl.constexpr(_pair_texts(_FLOAT16_PLACING, "f16x2"))
+_BFLOAT16_PAIRS = tl.constexpr(_pair_texts(_BFLOAT16_PLACING, "bf16x2"))
 
 
 @triton.jit
-def decode8(words, scales, DTYPE: tl.constexpr, PTX: tl.constexpr):
-    """The 8 elements of each word times its block scale, as DTYPE (float16 or bfloat16), short of the factor `*_LACKS`.
-
-    words int32, scales float32 of the same shape, whose last dimension is even. Both ways give the same numbers: a
-    magnitude has 2 significant bits and a scale 4, so that a product has no more than 6.
-    """
-    # One branch, one value: Triton looks past a return at what follows it.
+def spread_scales(scales, BN: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.constexpr):
+    """Block scales [BN, BK / 2] beside the words [BN, BK] that they belong to, in the form that `decode` takes."""
+    wide = scales.to(tl.float32)
+    # PTX: after the magnitude's own 2^-14 or 2^-126.
     if not PTX:
-        decoded = decode8_portable(words, scales, DTYPE)
+        ready = wide * (1.0 / (FLOAT16_LACKS if tl.float16 == DTYPE else BFLOAT16_LACKS))
+    else:
+        ready = (wide * (_FLOAT16_UP if tl.float16 == DTYPE else _BFLOAT16_UP)).to(DTYPE)
+    # Broadcast and reshaped, never loaded twice: so Triton keeps weights in registers from the decode to the product.
+    return tl.reshape(tl.broadcast_to(ready[:, :, None], (BN, BK // 2, 2)), (BN, BK))
+
+
+@triton.jit
+def decode(words, scales, SLOT: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.constexpr):
+    """Element SLOT (0 to 7) of each word times its block scale, as DTYPE (float16 or bfloat16), short of `*_LACKS`.
+
+    words int32 [BN, BK], scales of `spread_scales`. Both ways give the same numbers, and exact ones: a magnitude has 2
+    significant bits and a scale 4. One value a branch: Triton looks past a return at what follows it.
+    """
+    if not PTX:
+        decoded = (code_of(words, SLOT) * scales).to(DTYPE)
     elif tl.float16 == DTYPE:
-        # After the magnitude's own 2^-14.
         decoded = tl.inline_asm_elementwise(
-            _FLOAT16_PAIRS,
-            "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r",
-            [words, (scales * _FLOAT16_UP).to(tl.float16)],
-            dtype=(tl.float16,) * 8,
-            is_pure=True,
-            pack=2,
+            _FLOAT16_PAIRS[SLOT], "=r,r,r,r", [words, scales], dtype=tl.float16, is_pure=True, pack=2
         )
     else:
-        # After the magnitude's own 2^-126.
         decoded = tl.inline_asm_elementwise(
-            _BFLOAT16_PAIRS,
-            "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r",
-            [words, (scales * _BFLOAT16_UP).to(tl.bfloat16)],
-            dtype=(tl.bfloat16,) * 8,
-            is_pure=True,
-            pack=2,
+            _BFLOAT16_PAIRS[SLOT], "=r,r,r,r", [words, scales], dtype=tl.bfloat16, is_pure=True, pack=2
         )
     return decoded
 
@@ -156,19 +136,14 @@ def dot8(words, x0, x1, x2, x3, PTX: tl.constexpr):
 
 
 @triton.jit
-def decode_kernel(words, block_scales, out, num_words, DTYPE: tl.constexpr, PTX: tl.constexpr, BLOCK: tl.constexpr):
-    """Decodes words int32 [num_words], one block scale for two, into out [num_words * 8]. For tests."""
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < num_words
-    word = tl.load(words + index, mask=inside, other=0)
-    scale = tl.load(block_scales + index // 2, mask=inside, other=0.0).to(tl.float32)
-    v0, v1, v2, v3, v4, v5, v6, v7 = decode8(word, scale, DTYPE, PTX)
+def decode_kernel(words, block_scales, out, BN: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.constexpr):
+    """Decodes words int32 [BN, BK] with block scales [BN, BK / 2] into out float32 [BN, BK, 8]. For tests."""
+    row, k = tl.arange(0, BN), tl.arange(0, BK)
+    word = tl.load(words + row[:, None] * BK + k[None, :])
+    half = tl.arange(0, BK // 2)
+    scales = tl.load(block_scales + row[:, None] * (BK // 2) + half[None, :])
+    ready = spread_scales(scales, BN, BK, DTYPE, PTX)
     LACKS: tl.constexpr = FLOAT16_LACKS if tl.float16 == DTYPE else BFLOAT16_LACKS
-    tl.store(out + index * 8 + 0, v0.to(tl.float32) * LACKS, mask=inside)
-    tl.store(out + index * 8 + 1, v1.to(tl.float32) * LACKS, mask=inside)
-    tl.store(out + index * 8 + 2, v2.to(tl.float32) * LACKS, mask=inside)
-    tl.store(out + index * 8 + 3, v3.to(tl.float32) * LACKS, mask=inside)
-    tl.store(out + index * 8 + 4, v4.to(tl.float32) * LACKS, mask=inside)
-    tl.store(out + index * 8 + 5, v5.to(tl.float32) * LACKS, mask=inside)
-    tl.store(out + index * 8 + 6, v6.to(tl.float32) * LACKS, mask=inside)
-    tl.store(out + index * 8 + 7, v7.to(tl.float32) * LACKS, mask=inside)
+    place = out + (row[:, None] * BK + k[None, :]) * 8
+    for SLOT in tl.static_range(8):
+        tl.store(place + SLOT, decode(word, ready, SLOT, DTYPE, PTX).to(tl.float32) * LACKS)

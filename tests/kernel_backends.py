@@ -1,0 +1,49 @@
+"""Kernels under test: compiled on a GPU, interpreted on a CPU, and what both are given."""
+
+import pytest
+import torch
+
+from drafter_kernels import Backend
+
+try:
+    from triton.runtime import interpreter
+except ImportError:  # the tests skip themselves
+    interpreter = None
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+TRITON = Backend.TRITON
+
+
+def let_scalars_be_indices():
+    """Loops over bounds that a kernel loads: the interpreter holds scalars as arrays [1], which NumPy 2.4 refuses as ints."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
+
+
+if interpreter is not None:
+    let_scalars_be_indices()
+
+
+def random(*shape, seed=0, dtype=torch.float32, device="cpu", scale=1.0):
+    """Normal numbers, the same on every device."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+    return values.to(dtype).to(device)
+
+
+def unwritten(*shape, dtype=torch.float32, device="cpu"):
+    """An output that shows what was not written: NaN, or an integer that nobody computes."""
+    return torch.full(shape, torch.nan if dtype.is_floating_point else -99, dtype=dtype, device=device)
+
+
+def relative_error(found, expected):
+    """Frobenius; NaN anywhere is infinite."""
+    found, expected = found.double().cpu(), expected.double().cpu()
+    if found.isnan().any():
+        return float("inf")
+    return float((found - expected).norm() / expected.norm())
