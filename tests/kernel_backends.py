@@ -36,6 +36,17 @@ def random(*shape, seed=0, dtype=torch.float32, device="cpu", scale=1.0):
     return values.to(dtype).to(device)
 
 
+def on(device, value):
+    """A tensor, or a dataclass of tensors and numbers, on a device."""
+    if torch.is_tensor(value):
+        return value.to(device)
+    return value if value is None else type(value)(**{name: on_device(device, part) for name, part in vars(value).items()})
+
+
+def on_device(device, part):
+    return part.to(device) if torch.is_tensor(part) else part
+
+
 def unwritten(*shape, dtype=torch.float32, device="cpu"):
     """An output that shows what was not written: NaN, or an integer that nobody computes."""
     return torch.full(shape, torch.nan if dtype.is_floating_point else -99, dtype=dtype, device=device)

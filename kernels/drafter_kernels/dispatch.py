@@ -3,6 +3,7 @@
 import os
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
 # What Triton assumes of a pointer decides how wide it loads; a tensor that is a slice may begin anywhere.
@@ -48,6 +49,21 @@ def check_shape(name: str, tensor: Tensor, *shape: int) -> None:
     """Raises ValueError naming the tensor and both shapes."""
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(shape)}")
+
+
+def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
+    """Raises ValueError naming the tensor if its type or shape is another."""
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name} holds {tensor.dtype}, expected {dtype}")
+    check_shape(name, tensor, *shape)
+
+
+def launch_options(*, overlaps: bool) -> dict[str, bool]:
+    """Triton's options for a kernel that starts while the one before it drains (programmatic dependent launch), or not.
+
+    Such a kernel waits for the one before it before it reads or writes anything, so results do not depend on this.
+    """
+    return {"PDL": overlaps, "launch_pdl": True} if overlaps else {"PDL": False}
 
 
 def next_power_of_2(number: int) -> int:

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from drafter_kernels import Backend
-from drafter_kernels.lm_head import FinalNorm, GrammarMasks, LmHeadPlan, LmHeadWorkspace, lm_head, lm_head_reference
+from drafter_kernels.lm_head import GrammarMasks, LmHeadPlan, LmHeadWorkspace, lm_head, lm_head_reference
 from drafter_kernels.lm_head.reference import widen
 from drafter_kernels.quantize import pack_nvfp4, quantize_fp8, quantize_nvfp4
-from kernel_backends import DEVICES, TRITON, random, unwritten
+from drafter_kernels.rms_norm import RowNorm
+from kernel_backends import DEVICES, TRITON, on, random, unwritten
 
 pytest.importorskip("triton")
 
@@ -24,12 +25,6 @@ PLANS = {
     "nvfp4": LmHeadPlan(32, 4, 4, 2),
     "vector": LmHeadPlan(8, 8, 4, 2, is_vector=True, tiles=3),
 }
-
-
-def on(device, weight):
-    if isinstance(weight, torch.Tensor):
-        return weight.to(device)
-    return type(weight)(**{name: value.to(device) for name, value in vars(weight).items()})
 
 
 def stored(kind, weight):
@@ -163,9 +158,9 @@ def test_the_final_norm_is_written_and_used(device, kind):
     x = random(1 if kind == "vector" else 2, 48, scale=30.0).to(torch.bfloat16)
     scale = random(48, seed=4) + 1.0
     out = unwritten(*x.shape, dtype=torch.bfloat16, device=device)
-    ids, logprobs = run(x, made, plan=PLANS[kind], device=device, norm=FinalNorm(scale.to(device), 1e-6, out))
+    ids, logprobs = run(x, made, plan=PLANS[kind], device=device, norm=RowNorm(scale.to(device), 1e-6, out))
     normed = torch.empty_like(x)
-    lm_head_reference(x, made, norm=FinalNorm(scale, 1e-6, normed))
+    lm_head_reference(x, made, norm=RowNorm(scale, 1e-6, normed))
     # A step of bfloat16: the interpreter cuts off where a GPU rounds.
     torch.testing.assert_close(out.cpu(), normed, rtol=2**-7, atol=0)
     expect((ids, logprobs), lm_head_reference(out.cpu(), made), out.cpu(), made)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from drafter_kernels.dispatch import Backend, check_aligned, check_shape, is_interpreted, next_power_of_2, uses_triton
-from drafter_kernels.lm_head.reference import FinalNorm, GrammarMasks, LmHeadWeight, lm_head_reference
+from drafter_kernels.dispatch import (
+    Backend,
+    check_aligned,
+    check_shape,
+    check_tensor,
+    is_interpreted,
+    launch_options,
+    next_power_of_2,
+    uses_triton,
+)
+from drafter_kernels.lm_head.reference import GrammarMasks, LmHeadWeight, lm_head_reference
 from drafter_kernels.quantize import BLOCK_SIZE, Fp8Weight, PackedNvfp4
+from drafter_kernels.rms_norm import RowNorm
+from drafter_kernels.rms_norm.op import Packing, launch_rms_norm
 
 MAX_ROWS: Final = 64
 """Rows of x that one call takes."""
 
 _REDUCE_BLOCK: Final = 1024
-
-
-class _Packing(IntEnum):
-    NONE = 0
-    PAIRS = 1
-    ELEMENTS = 2
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def lm_head(
     workspace: LmHeadWorkspace | None = None,
     *,
     num_rows: int | None = None,
-    norm: FinalNorm | None = None,
+    norm: RowNorm | None = None,
     draft_ids: Tensor | None = None,
     masks: GrammarMasks | None = None,
     plan: LmHeadPlan | None = None,
@@ -106,87 +110,48 @@ def lm_head(
     `workspace` is needed by the kernels alone. Nothing is allocated, nothing is read back: the call can be captured
     in a graph. Raises ValueError naming what does not fit.
     """
-    rows, columns = _shape(weight)
-    count = rows if num_rows is None else num_rows
-    _check(
-        x,
-        weight=weight,
-        out_ids=out_ids,
-        out_logprobs=out_logprobs,
-        count=count,
-        norm=norm,
-        draft_ids=draft_ids,
-        masks=masks,
-    )
+    count = _shape(weight)[0] if num_rows is None else num_rows
+    _check(x, weight=weight, out_ids=out_ids, out_logprobs=out_logprobs, count=count, norm=norm)
+    _check_choice(weight, out_ids, draft_ids, masks)
     if not uses_triton(x, backend):
         ids, logprobs = lm_head_reference(x, weight, num_rows=count, norm=norm, draft_ids=draft_ids, masks=masks)
         out_ids.copy_(ids)
         out_logprobs.copy_(logprobs)
         return
     plan = plan or plan_lm_head(weight, len(x))
-    if workspace is None or len(x) > workspace.max_batch or plan.num_programs(count) > workspace.num_programs:
-        raise ValueError(f"lm_head: no workspace for {len(x)} rows of x and {plan.num_programs(count)} programs")
-    check_aligned(x=x, out_ids=out_ids if len(x) > 1 else None, weight=_data(weight))
-    _prepare(x, weight=weight, workspace=workspace, norm=norm, plan=plan, columns=columns)
-    _first_stage(
-        x if norm is None else norm.out,
-        weight=weight,
-        workspace=workspace,
-        count=count,
-        draft_ids=draft_ids,
-        masks=masks,
-        plan=plan,
-    )
-    _second_stage(out_ids, out_logprobs, workspace, draft_ids, plan.num_programs(count), overlaps=plan.overlaps)
+    programs = plan.num_programs(count)
+    if workspace is None or len(x) > workspace.max_batch or programs > workspace.num_programs:
+        raise ValueError(f"lm_head: no workspace for {len(x)} rows of x and {programs} programs")
+    check_aligned(x=x, weight=_data(weight))
+    _prepare(x, weight, workspace, norm, plan)
+    options = _first_stage_options(workspace, count, draft_ids, masks, plan)
+    _first_stage(x if norm is None else norm.out, weight, workspace, plan, options, (programs,))
+    _second_stage(out_ids, out_logprobs, workspace, draft_ids, programs, overlaps=plan.overlaps)
 
 
 def _prepare(
-    x: Tensor,
-    *,
-    weight: LmHeadWeight,
-    workspace: LmHeadWorkspace,
-    norm: FinalNorm | None,
-    plan: LmHeadPlan,
-    columns: int,
+    x: Tensor, weight: LmHeadWeight, workspace: LmHeadWorkspace, norm: RowNorm | None, plan: LmHeadPlan
 ) -> None:
-    from drafter_kernels.lm_head.kernel import prepare_kernel
-
-    packing = _Packing.NONE
+    packing = Packing.NONE
     if isinstance(weight, PackedNvfp4):
-        packing = _Packing.PAIRS if plan.is_vector else _Packing.ELEMENTS
-    if packing is _Packing.NONE and norm is None:
-        return
-    prepare_kernel[(len(x),)](
-        x,
-        x if norm is None else norm.scale,
-        x if norm is None else norm.out,
-        workspace.packed,
-        workspace.row_scales,
-        0.0 if norm is None else norm.epsilon,
-        K=columns,
-        HAS_NORM=norm is not None,
-        PACKING=int(packing),
-        BLOCK=next_power_of_2(columns),
-        PDL=plan.overlaps,
-        num_warps=8 if columns >= 2048 else 4,
-        **_launch_options(overlaps=plan.overlaps),
-    )
+        packing = Packing.PAIRS if plan.is_vector else Packing.ELEMENTS
+    if packing is not Packing.NONE or norm is not None:
+        launch_rms_norm(
+            x,
+            norm,
+            packing=packing,
+            packed=workspace.packed,
+            row_scales=workspace.row_scales,
+            overlaps=plan.overlaps,
+        )
 
 
-def _first_stage(
-    x: Tensor,
-    *,
-    weight: LmHeadWeight,
-    workspace: LmHeadWorkspace,
-    count: int,
-    draft_ids: Tensor | None,
-    masks: GrammarMasks | None,
-    plan: LmHeadPlan,
-) -> None:
-    from drafter_kernels.lm_head import kernel
-
+def _first_stage_options(
+    workspace: LmHeadWorkspace, count: int, draft_ids: Tensor | None, masks: GrammarMasks | None, plan: LmHeadPlan
+) -> dict[str, Any]:
+    """What all kernels of the first stage take."""
     placeholder = workspace.partial_rows
-    shared = {
+    return {
         "draft_ids": placeholder if draft_ids is None else draft_ids,
         "masks": placeholder if masks is None else masks.words,
         "mask_index": placeholder if masks is None else masks.rows,
@@ -198,22 +163,32 @@ def _first_stage(
         "HAS_MASK": masks is not None,
         "BN": plan.block_rows,
         "BK": plan.block_columns,
-        "PDL": plan.overlaps,
         "num_warps": plan.num_warps,
         "num_stages": plan.num_stages,
-        **_launch_options(overlaps=plan.overlaps),
+        **launch_options(overlaps=plan.overlaps),
     }
-    grid = (plan.num_programs(count),)
-    batch = max(16, next_power_of_2(len(x)))
+
+
+def _first_stage(  # noqa: PLR0917  # what the launches of the three kernels are made of
+    x: Tensor,
+    weight: LmHeadWeight,
+    workspace: LmHeadWorkspace,
+    plan: LmHeadPlan,
+    options: dict[str, Any],
+    grid: tuple[int],
+) -> None:
+    from drafter_kernels.lm_head import kernel
+    from drafter_kernels.rms_norm.kernel import dot_type
+
+    bucket = max(16, next_power_of_2(len(x)))
     if isinstance(weight, PackedNvfp4):
         given = (workspace.row_scales, weight.words, weight.block_scales, weight.tensor_scale)
-        shared |= {"KW": weight.words.shape[1], "PTX": not is_interpreted()}
+        options |= {"KW": weight.words.shape[1], "PTX": not is_interpreted()}
         if plan.is_vector:
             assert len(x) == 1
-            pairs = workspace.packed.view(torch.int32)
-            kernel.nvfp4_vector_kernel[grid](pairs, *given, TILES=plan.tiles, **shared)
+            kernel.nvfp4_vector_kernel[grid](workspace.packed.view(torch.int32), *given, TILES=plan.tiles, **options)
         else:
-            kernel.nvfp4_kernel[grid](workspace.packed, *given, M=len(x), BM=batch, **shared)
+            kernel.nvfp4_kernel[grid](workspace.packed, *given, M=len(x), BM=bucket, **options)
         return
     values, scales = (weight.values, weight.row_scales) if isinstance(weight, Fp8Weight) else (weight, None)
     kernel.dense_kernel[grid](
@@ -223,9 +198,9 @@ def _first_stage(
         M=len(x),
         K=values.shape[1],
         HAS_SCALES=scales is not None,
-        DOT=kernel.dot_type(values.dtype, interpreted=is_interpreted()),
-        BM=batch,
-        **shared,
+        DOT=dot_type(values.dtype, interpreted=is_interpreted()),
+        BM=bucket,
+        **options,
     )
 
 
@@ -250,14 +225,9 @@ def _second_stage(
         len(out_ids),
         HAS_IDS=draft_ids is not None,
         BLOCK=_REDUCE_BLOCK,
-        PDL=overlaps,
         num_warps=4,
-        **_launch_options(overlaps=overlaps),
+        **launch_options(overlaps=overlaps),
     )
-
-
-def _launch_options(*, overlaps: bool) -> dict[str, Any]:
-    return {"launch_pdl": True} if overlaps else {}
 
 
 def _shape(weight: LmHeadWeight) -> tuple[int, int]:
@@ -280,15 +250,7 @@ def _device(weight: LmHeadWeight) -> torch.device:
 
 
 def _check(
-    x: Tensor,
-    *,
-    weight: LmHeadWeight,
-    out_ids: Tensor,
-    out_logprobs: Tensor,
-    count: int,
-    norm: FinalNorm | None,
-    draft_ids: Tensor | None,
-    masks: GrammarMasks | None,
+    x: Tensor, *, weight: LmHeadWeight, out_ids: Tensor, out_logprobs: Tensor, count: int, norm: RowNorm | None
 ) -> None:
     rows, columns = _shape(weight)
     batch = len(x)
@@ -299,21 +261,16 @@ def _check(
     if isinstance(weight, PackedNvfp4) and columns % BLOCK_SIZE:
         raise ValueError(f"lm_head: K = {columns} is not a multiple of {BLOCK_SIZE}")
     check_shape("x", x, batch, columns)
-    check_shape("out_ids", out_ids, batch)
-    check_shape("out_logprobs", out_logprobs, batch)
+    check_tensor("out_ids", out_ids, torch.int64, batch)
+    check_tensor("out_logprobs", out_logprobs, torch.float32, batch)
     if norm is not None:
-        check_shape("norm.scale", norm.scale, columns)
+        check_tensor("norm.scale", norm.scale, torch.float32, columns)
         check_shape("norm.out", norm.out, batch, columns)
+
+
+def _check_choice(weight: LmHeadWeight, out_ids: Tensor, draft_ids: Tensor | None, masks: GrammarMasks | None) -> None:
     if draft_ids is not None:
-        check_shape("draft_ids", draft_ids, rows)
+        check_tensor("draft_ids", draft_ids, torch.int32, _shape(weight)[0])
     if masks is not None:
-        check_shape("masks.rows", masks.rows, batch)
-    for name, tensor, dtype in (
-        ("out_ids", out_ids, torch.int64),
-        ("out_logprobs", out_logprobs, torch.float32),
-        ("draft_ids", draft_ids, torch.int32),
-        ("masks.words", None if masks is None else masks.words, torch.int32),
-        ("masks.rows", None if masks is None else masks.rows, torch.int32),
-    ):
-        if tensor is not None and tensor.dtype != dtype:
-            raise ValueError(f"lm_head: {name} holds {tensor.dtype}, expected {dtype}")
+        check_tensor("masks.words", masks.words, torch.int32, *masks.words.shape[:2])
+        check_tensor("masks.rows", masks.rows, torch.int32, len(out_ids))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from drafter_kernels.quantize import Fp8Weight, PackedNvfp4, dequantize_fp8, dequantize_nvfp4, unpack_nvfp4
+from drafter_kernels.rms_norm import RowNorm, rms_norm_reference
 
 LmHeadWeight = Tensor | Fp8Weight | PackedNvfp4
 """[N, K]: of a float type as it is, E4M3 with a scale a row, or NVFP4 packed for kernels."""
@@ -22,32 +23,18 @@ class GrammarMasks:
     rows: Tensor
 
 
-@dataclass(frozen=True)
-class FinalNorm:
-    """RMSNorm before the product: `scale` float32 [K] as it multiplies (the 1 of "1 + w" added), and epsilon.
-
-    `out` [M, K] gets the normalised rows, in its own type; the logits are made of what was rounded to it.
-    """
-
-    scale: Tensor
-    epsilon: float
-    out: Tensor
-
-
 def lm_head_reference(
     x: Tensor,
     weight: LmHeadWeight,
     *,
     num_rows: int | None = None,
-    norm: FinalNorm | None = None,
+    norm: RowNorm | None = None,
     draft_ids: Tensor | None = None,
     masks: GrammarMasks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `lm_head`; returns ids int64 [M] and logprobs float32 [M]. Whole logits, in float32."""
     if norm is not None:
-        wide = x.float()
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.epsilon) * norm.scale
-        x = norm.out.copy_(normed)
+        x = norm.out.copy_(rms_norm_reference(x, norm.scale, norm.epsilon))
     logits = (x.float() @ widen(weight)[:num_rows].T).clamp(max=torch.finfo(torch.float32).max)
     logits = torch.where(logits.isnan(), -torch.inf, logits)
     count = logits.shape[1]
