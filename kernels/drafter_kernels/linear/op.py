@@ -99,7 +99,7 @@ def _epilogue(
     residual: Tensor | None,
     row_count: Tensor | None,
 ) -> dict[str, Any]:
-    """What both kernels are told of what follows the product. What is absent is never read: any tensor stands for it."""
+    """What both kernels are told of what follows the product. What is absent is not read: any tensor stands for it."""
     target = _data(out)
     return {
         "gate": target if gate is None else gate,
