@@ -7,7 +7,13 @@ from repository import packages, tree
 # Import name -> public names. A change that removes or renames one is a line in CHANGELOG.md.
 PUBLIC_NAMES: dict[str, list[str]] = {
     "drafter_kernels": ["Backend", "CompileWatch"],
-    "drafter_kernels.paged_attention": ["paged_attention"],
+    "drafter_kernels.paged_attention": [
+        "AttentionPlan",
+        "AttentionWorkspace",
+        "paged_attention",
+        "paged_attention_into",
+        "plan_attention",
+    ],
     "drafter_kernels.quantize": [
         "BLOCK_SIZE",
         "FP8_BLOCK_SIZE",
@@ -52,6 +58,12 @@ PUBLIC_NAMES: dict[str, list[str]] = {
         "RopeTable",
         "qk_rope_reference",
         "qk_rope_write",
+    ],
+    "drafter_kernels.absorb": [
+        "AbsorbWeights",
+        "AbsorbWorkspace",
+        "absorb",
+        "absorb_reference",
     ],
     "drafter_service": ["__version__"],
     "drafter_service.bench": [],
