@@ -5,29 +5,9 @@ import torch
 
 from drafter_kernels import Backend
 
-try:
-    from triton.runtime import interpreter
-except ImportError:  # the tests skip themselves
-    interpreter = None
-
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 TRITON = Backend.TRITON
-
-
-def let_scalars_be_indices():
-    """Loops over bounds that a kernel loads: the interpreter holds scalars as arrays [1], which NumPy 2.4 refuses as ints."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor, scope):
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patched
-
-
-if interpreter is not None:
-    let_scalars_be_indices()
 
 
 def random(*shape, seed=0, dtype=torch.float32, device="cpu", scale=1.0):

@@ -18,15 +18,8 @@ class Backend(StrEnum):
 
 
 def uses_triton(tensor: Tensor, backend: Backend | None) -> bool:
-    """Whether the Triton kernel runs for a tensor.
-
-    On a CPU it can in Triton's interpreter only: raises RuntimeError unless TRITON_INTERPRET is set.
-    """
-    if backend is None:
-        return tensor.is_cuda
-    if backend is Backend.TRITON and not tensor.is_cuda and not is_interpreted():
-        raise RuntimeError("Triton kernels run on a CPU only under TRITON_INTERPRET=1")
-    return backend is Backend.TRITON
+    """Whether the Triton kernel runs for a tensor: for one on a CPU on a wish, and in Triton's interpreter only."""
+    return tensor.is_cuda if backend is None else backend is Backend.TRITON
 
 
 def is_interpreted() -> bool:
@@ -63,7 +56,7 @@ def launch_options(*, overlaps: bool) -> dict[str, bool]:
 
     Such a kernel waits for the one before it before it reads or writes anything, so results do not depend on this.
     """
-    return {"PDL": overlaps, "launch_pdl": True} if overlaps else {"PDL": False}
+    return {"PDL": True, "launch_pdl": True} if overlaps and not is_interpreted() else {"PDL": False}
 
 
 def next_power_of_2(number: int) -> int:

@@ -11,7 +11,7 @@ def _normed(address, scale, inside, width: tl.constexpr, eps):
     return value * rms * tl.load(scale, mask=inside, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens", "row_count"])
 def fuse_pair_kernel(
     tokens,
     embedding,

@@ -41,7 +41,7 @@ def fuse_pair(
         return
     from drafter_kernels.fuse_pair.kernel import fuse_pair_kernel
 
-    check_aligned(embedding=embedding, hiddens=hiddens, out=out, tokens=tokens)
+    check_aligned(embedding=embedding, hiddens=hiddens, out=out)
     fuse_pair_kernel[(batch,)](
         tokens,
         embedding,

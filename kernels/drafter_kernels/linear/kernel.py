@@ -84,7 +84,7 @@ def _weight_tile(weight, n, k, N, K: tl.constexpr, BK: tl.constexpr):
     return tile
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["row_count"])
 def dense_kernel(
     x,
     weight,
@@ -176,7 +176,7 @@ def dense_kernel(
     _finish(acc, other, out, gate, residual, m, n, count, N, GATE_COLUMNS, HAS_RESIDUAL, SWIGLU, PACKED_OUT)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["row_count"])
 def nvfp4_kernel(
     packed,
     words,

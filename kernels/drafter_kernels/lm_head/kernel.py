@@ -3,7 +3,10 @@
 import triton
 import triton.language as tl
 
+from drafter_kernels.interpreter import let_scalars_be_indices
 from drafter_kernels.quantize.kernel import DOT8_LACKS, FLOAT16_LACKS, decode, dot8, spread_scales
+
+let_scalars_be_indices()
 
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 _NO_ROW = tl.constexpr(2147483647)
@@ -54,7 +57,7 @@ def _store_partials(partials, partial_rows, best, best_row, total, m, M):
     tl.store(partial_rows + m * num_programs + program, best_row, mask=m < M)
 
 
-@triton.jit(do_not_specialize=["num_rows", "M", "mask_words"])
+@triton.jit(do_not_specialize=["num_rows", "M", "mask_words"], do_not_specialize_on_alignment=["mask_index"])
 def dense_kernel(
     x,
     weight,
@@ -105,7 +108,7 @@ def dense_kernel(
     _store_partials(partials, partial_rows, best, best_row, total, m, M)
 
 
-@triton.jit(do_not_specialize=["num_rows", "M", "mask_words"])
+@triton.jit(do_not_specialize=["num_rows", "M", "mask_words"], do_not_specialize_on_alignment=["mask_index"])
 def nvfp4_kernel(
     packed,
     row_scales,
@@ -170,7 +173,7 @@ def nvfp4_kernel(
     _store_partials(partials, partial_rows, best, best_row, total, m, M)
 
 
-@triton.jit(do_not_specialize=["num_rows", "mask_words"])
+@triton.jit(do_not_specialize=["num_rows", "mask_words"], do_not_specialize_on_alignment=["mask_index"])
 def nvfp4_vector_kernel(
     packed,
     row_scales,
@@ -231,7 +234,7 @@ def nvfp4_vector_kernel(
     _store_partials(partials, partial_rows, best, best_row, total, m, 1)
 
 
-@triton.jit(do_not_specialize=["num_programs", "M"])
+@triton.jit(do_not_specialize=["num_programs", "M"], do_not_specialize_on_alignment=["out_ids", "out_logprobs"])
 def reduce_kernel(
     partials,
     partial_rows,

@@ -3,8 +3,12 @@
 import triton
 import triton.language as tl
 
+from drafter_kernels.interpreter import let_scalars_be_indices
 
-@triton.jit(do_not_specialize=["max_pages"])
+let_scalars_be_indices()
+
+
+@triton.jit(do_not_specialize=["max_pages"], do_not_specialize_on_alignment=["page_table", "row_counts"])
 def part_kernel(
     q,
     k_pages,

@@ -85,7 +85,7 @@ def paged_attention_into(  # noqa: PLR0917  # the tensors of the operation, in t
     plan = plan or plan_attention(batch, num_kv_heads, page_table.shape[1] * k_pages.shape[1])
     if workspace is None or workspace.sums.numel() < 2 * batch * num_heads * plan.parts:
         raise ValueError("paged_attention: the workspace is too small for this call")
-    check_aligned(q=q, k_pages=k_pages, v_pages=v_pages, out=out, page_table=page_table)
+    check_aligned(q=q, k_pages=k_pages, v_pages=v_pages, out=out)
     _launch_parts(q, (k_pages, v_pages), page_table, row_counts, scale, workspace, plan)
     _launch_join(q, out, workspace, gate, plan, packed_out=packed_out)
 

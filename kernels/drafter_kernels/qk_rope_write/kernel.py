@@ -39,7 +39,7 @@ def _normed_and_turned(
     return tl.where(is_turned, turned, value)
 
 
-@triton.jit(do_not_specialize=["position_offset"])
+@triton.jit(do_not_specialize=["position_offset"], do_not_specialize_on_alignment=["keys", "slots", "row_count"])
 def qk_rope_write_kernel(
     projected,
     keys,

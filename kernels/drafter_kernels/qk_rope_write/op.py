@@ -53,7 +53,7 @@ def qk_rope_write(  # noqa: PLR0917  # the tensors of the operation, in the usua
     if row_count is not None:
         check_tensor("row_count", row_count, torch.int32, 1)
     if uses_triton(projected, backend):
-        check_aligned(projected=projected, keys=keys, slots=slots, k_pages=k_pages, v_pages=v_pages, q_out=q_out)
+        check_aligned(projected=projected, k_pages=k_pages, v_pages=v_pages, q_out=q_out)
         _launch(projected, (keys, slots), (k_pages, v_pages), shape, norms, rope, q_out, row_count, overlaps=overlaps)
         return
     count = batch if row_count is None else int(row_count)
