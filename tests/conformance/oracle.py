@@ -112,6 +112,11 @@ class Model:
         return compared
 
 
+def rounded(rows, dtype):
+    """Rows as the service sees them after they have travelled as `dtype`."""
+    return rows.to(getattr(torch, dtype)).float()
+
+
 def bits_of(words, vocab_size=VOCAB):
     """Mask words [W] or [K, W] flattened as bool rows."""
     width = -(-vocab_size // 32)

@@ -1,23 +1,13 @@
 """Every client gives the same answers: the cases of cases/*.yaml against the real service."""
 
 import pytest
-import yaml
 
 from checkpoints import write_tiny_checkpoint
 from conformance.drivers import LANGUAGES, Driver, command_of, go_tool
-from conformance.world import Place, World
-from repository import ROOT
+from conformance.place import Place
+from conformance.reading import load_cases
+from conformance.world import World
 from serving import temporary_directory
-
-FOLDER = ROOT / "tests/conformance/cases"
-
-
-def load_cases():
-    cases = []
-    for path in sorted(FOLDER.glob("*.yaml")):
-        cases += yaml.safe_load(path.read_text(encoding="utf-8"))
-    return cases
-
 
 CASES = load_cases()
 
@@ -53,6 +43,7 @@ def test_case(case, driver, shared_place, checkpoint):
             try:
                 for step in case["steps"]:
                     world.run(step, {})
+                world.check_comparisons()
             finally:
                 world.close()
     finally:

@@ -132,7 +132,10 @@ func streamOpen(ctx context.Context, d *driver, args streamArgs) (any, error) {
 	ctx, cancel := context.WithCancel(withToken(ctx, args.Token))
 	stream, err := pb.NewDrafterClient(conn).Drive(ctx)
 	if err == nil {
-		_, err = stream.Header()
+		var header metadata.MD
+		if header, err = stream.Header(); err == nil && header == nil { // refused: receiving tells why
+			_, err = stream.Recv()
+		}
 	}
 	if err != nil {
 		cancel()

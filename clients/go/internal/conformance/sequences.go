@@ -224,7 +224,7 @@ func readDrafts(ctx context.Context, d *driver, args readDraftsArgs) (any, error
 	}
 	return map[string]any{
 		"drafts":         numbers(stored.Drafts),
-		"logprobs":       stored.Logprobs,
+		"logprobs":       append([]float32{}, stored.Logprobs...),
 		"stop_reason":    stopReason(stored.StopReason),
 		"last_embedding": stored.LastEmbedding,
 	}, nil
@@ -262,7 +262,7 @@ func sayRanges(ranges []specdraft.KeyRange) [][2]int64 {
 func sayProposal(proposal *specdraft.Proposal) any {
 	return map[string]any{
 		"drafts":             numbers(proposal.Drafts),
-		"logprobs":           proposal.Logprobs,
+		"logprobs":           append([]float32{}, proposal.Logprobs...),
 		"stop_reason":        stopReason(proposal.StopReason),
 		"state":              sayState(proposal.State),
 		"recommended_drafts": proposal.RecommendedDrafts,
