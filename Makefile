@@ -12,6 +12,7 @@ PROTO_VENV := .venv-proto
 PROTO_BIN := $(PROTO_VENV)/bin
 PROTOC_GEN_GO := v1.36.11
 PROTOC_GEN_GO_GRPC := v1.6.1
+STATICCHECK := v0.8.2
 GO_MODULE := example.com/specdraft/clients/go
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -23,6 +24,7 @@ ifeq ($(GO),)
 GO := $(CURDIR)/$(BIN)/go
 GO_READY := $(VENV)/.stamp-go
 endif
+GO_BIN := $(dir $(GO))
 
 .PHONY: help
 help: ## list the targets
@@ -52,11 +54,14 @@ format: $(VENV)/.stamp ## let ruff mend and format the Python files
 	$(BIN)/ruff format .
 
 .PHONY: go
-go: $(GO_READY) ## vet and build the Go client
-	cd clients/go && $(GO) vet ./... && $(GO) build ./...
+go: $(PROTO_VENV)/.stamp-staticcheck-$(STATICCHECK) ## vet, check and test the Go client
+	cd clients/go && test -z "$$($(GO_BIN)/gofmt -l . | tee /dev/stderr)"
+	cd clients/go && $(GO) vet ./... && PATH="$(GO_BIN):$$PATH" $(CURDIR)/$(PROTO_BIN)/staticcheck ./...
+	cd clients/go && CGO_ENABLED=0 $(GO) build ./... && $(GO) test -race ./...
 
 .PHONY: pytest
 pytest: export OMP_NUM_THREADS := 1
+pytest: export GO := $(GO)
 pytest: $(VENV)/.stamp $(PROTO_VENV)/.stamp ## the tests that need no GPU; PYTEST_ARGS='tests/unit -k pages' for some
 	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
 
@@ -132,4 +137,9 @@ $(PROTO_VENV)/.stamp-go-$(PROTOC_GEN_GO)-$(PROTOC_GEN_GO_GRPC): | $(GO_READY)
 	$(call make-venv,$(PROTO_VENV))
 	GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@$(PROTOC_GEN_GO)
 	GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@$(PROTOC_GEN_GO_GRPC)
+	touch $@
+
+$(PROTO_VENV)/.stamp-staticcheck-$(STATICCHECK): | $(GO_READY)
+	$(call make-venv,$(PROTO_VENV))
+	GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK)
 	touch $@
