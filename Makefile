@@ -24,7 +24,6 @@ ifeq ($(GO),)
 GO := $(CURDIR)/$(BIN)/go
 GO_READY := $(VENV)/.stamp-go
 endif
-GO_BIN := $(dir $(GO))
 
 .PHONY: help
 help: ## list the targets
@@ -55,8 +54,8 @@ format: $(VENV)/.stamp ## let ruff mend and format the Python files
 
 .PHONY: go
 go: $(PROTO_VENV)/.stamp-staticcheck-$(STATICCHECK) ## vet, check and test the Go client
-	cd clients/go && test -z "$$($(GO_BIN)/gofmt -l . | tee /dev/stderr)"
-	cd clients/go && $(GO) vet ./... && PATH="$(GO_BIN):$$PATH" $(CURDIR)/$(PROTO_BIN)/staticcheck ./...
+	cd clients/go && test -z "$$($$($(GO) env GOROOT)/bin/gofmt -l . | tee /dev/stderr)"
+	cd clients/go && $(GO) vet ./... && PATH="$$($(GO) env GOROOT)/bin:$$PATH" $(CURDIR)/$(PROTO_BIN)/staticcheck ./...
 	cd clients/go && CGO_ENABLED=0 $(GO) build ./... && $(GO) test -race ./...
 
 .PHONY: pytest
