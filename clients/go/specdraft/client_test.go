@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
-	"example.com/specdraft/clients/go/specdraft/internal/fakedrafter"
+	"example.com/specdraft/clients/go/internal/fakedrafter"
 	pb "example.com/specdraft/clients/go/specdraft/v1"
 )
 

@@ -7,8 +7,8 @@ import (
 	"log"
 	"time"
 
+	"example.com/specdraft/clients/go/internal/fakedrafter"
 	"example.com/specdraft/clients/go/specdraft"
-	"example.com/specdraft/clients/go/specdraft/internal/fakedrafter"
 )
 
 // scripted is the address of a service whose every draft is token 7.
