@@ -64,6 +64,15 @@ pytest: export GO := $(GO)
 pytest: $(VENV)/.stamp $(PROTO_VENV)/.stamp ## the tests that need no GPU; PYTEST_ARGS='tests/unit -k pages' for some
 	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
 
+ROUNDS ?= 7
+CALLS ?= 300
+.PHONY: bench-clients
+bench-clients: export OMP_NUM_THREADS := 1
+bench-clients: export PYTHONPATH := .:kernels:clients/python:tests
+bench-clients: export GO := $(GO)
+bench-clients: $(VENV)/.stamp $(GO_READY) ## Propose over Drive from Go and Python beside each language's bare echo
+	$(BIN)/python tests/conformance/bench_drive.py --rounds $(ROUNDS) --calls $(CALLS) $(if $(JSON),--json $(JSON))
+
 # With the interpreter at hand: no virtual environment and no network, as on a machine lent for its GPU. Only the files
 # that have GPU tests are collected, so that packages which the others need may be missing.
 .PHONY: test-gpu
