@@ -357,6 +357,17 @@ func TestArgumentsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 	if _, err := sequence.Catchup(t.Context(), Pairs{Tokens: []uint32{1}, Hiddens: rowsOf(1, width+1)}); !errors.Is(err, ErrArgument) {
 		t.Error(err)
 	}
+	if _, err := sequence.Propose(t.Context(), pair(0), Draft{Count: -1}); !errors.Is(err, ErrArgument) {
+		t.Error(err)
+	}
+	if _, err := sequence.Fork(t.Context(), 0, -1); !errors.Is(err, ErrArgument) {
+		t.Error(err)
+	}
+	negative := pair(0)
+	negative.AcceptedDrafts = new(-1)
+	if _, err := sequence.Catchup(t.Context(), negative); !errors.Is(err, ErrArgument) {
+		t.Error(err)
+	}
 	if len(service.Calls("Catchup")) != 0 {
 		t.Error("it was sent")
 	}

@@ -37,6 +37,9 @@ func (p Pairs) check() error {
 	if len(p.Tokens) != p.Hiddens.Len() || len(p.Tokens) == 0 {
 		return argumentError("%d tokens and %d hidden rows do not make pairs", len(p.Tokens), p.Hiddens.Len())
 	}
+	if p.AcceptedDrafts != nil && *p.AcceptedDrafts < 0 {
+		return argumentError("%d accepted drafts", *p.AcceptedDrafts)
+	}
 	return nil
 }
 

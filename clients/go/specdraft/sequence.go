@@ -169,6 +169,9 @@ func (q *Sequence) InstallKV(ctx context.Context, carry Carry, keepKeysBelow *in
 
 // Fork opens a sequence that shares the rows with keys below keepKeysBelow. A budget of 0 tokens = the head's longest.
 func (q *Sequence) Fork(ctx context.Context, keepKeysBelow int64, budgetTokens int) (*Sequence, error) {
+	if err := checkBudget(budgetTokens); err != nil {
+		return nil, err
+	}
 	if err := q.begin(ctx); err != nil {
 		return nil, err
 	}

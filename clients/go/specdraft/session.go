@@ -2,6 +2,7 @@ package specdraft
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 
@@ -77,6 +78,9 @@ type SequenceOptions struct {
 
 // OpenSequence opens a sequence.
 func (s *Session) OpenSequence(ctx context.Context, options SequenceOptions) (*Sequence, error) {
+	if err := checkBudget(options.BudgetTokens); err != nil {
+		return nil, err
+	}
 	granted, err := s.live(ctx)
 	if err != nil {
 		return nil, err
@@ -86,6 +90,13 @@ func (s *Session) OpenSequence(ctx context.Context, options SequenceOptions) (*S
 		return nil, err
 	}
 	return newSequence(granted, opened), nil
+}
+
+func checkBudget(tokens int) error {
+	if tokens < 0 || tokens > math.MaxInt32 {
+		return argumentError("a budget of %d tokens", tokens)
+	}
+	return nil
 }
 
 // FreeKV gives a carry up.

@@ -56,6 +56,9 @@ func (s *Session) Park(ctx context.Context, sequence *Sequence, tokens []uint32,
 // that, or if it is of the same conversation; otherwise it is shared and stays for its own. A carry that the service no
 // longer has is forgotten, and the next best is tried; at worst nothing is kept. Tokens are t_0..t_{n-1}, the whole prompt.
 func (s *Session) Resume(ctx context.Context, tokens []uint32, options ResumeOptions) (*Resumed, error) {
+	if err := checkBudget(options.BudgetTokens); err != nil {
+		return nil, err
+	}
 	g, failed := s.live(ctx)
 	if failed != nil {
 		return nil, failed

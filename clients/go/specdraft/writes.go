@@ -89,6 +89,9 @@ func runJobs(ctx context.Context, g *grant, jobs []*job, sequences []*Sequence, 
 		if err := one.pairs.check(); err != nil {
 			return err
 		}
+		if one.draft != nil && one.draft.Count < 0 {
+			return argumentError("%d drafts", one.draft.Count)
+		}
 		if sequences[index].grant != g {
 			one.fail(&Error{Code: codes.NotFound, Reason: ReasonSequenceUnknown, Message: "a sequence of another session"})
 		}
