@@ -14,6 +14,7 @@ CHART_VENV := .venv-chart
 CHART_BIN := $(CHART_VENV)/bin
 PROTOC_GEN_GO := v1.36.11
 PROTOC_GEN_GO_GRPC := v1.6.1
+STATICCHECK := v0.8.2
 GO_MODULE := example.com/specdraft/clients/go
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -53,17 +54,31 @@ format: $(VENV)/.stamp ## let ruff mend and format the Python files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Without cgo wherever the race detector does not need it, so that few variants of the standard library get compiled.
 .PHONY: go
-go: $(GO_READY) ## vet and build the Go client
-	cd clients/go && $(GO) vet ./... && $(GO) build ./...
+go: export CGO_ENABLED := 0
+go: $(PROTO_VENV)/.stamp-staticcheck-$(STATICCHECK) ## vet, check and test the Go client
+	cd clients/go && test -z "$$($$($(GO) env GOROOT)/bin/gofmt -l . | tee /dev/stderr)"
+	cd clients/go && $(GO) vet ./... && PATH="$$($(GO) env GOROOT)/bin:$$PATH" $(CURDIR)/$(PROTO_BIN)/staticcheck ./...
+	cd clients/go && $(GO) build ./... && CGO_ENABLED=1 $(GO) test -race ./...
 
 .PHONY: chart-tools
 chart-tools: $(CHART_VENV)/.stamp ## make .venv-chart: helm and what looks at charts and images
 
 .PHONY: pytest
 pytest: export OMP_NUM_THREADS := 1
+pytest: export GO := $(GO)
 pytest: $(VENV)/.stamp $(PROTO_VENV)/.stamp $(CHART_VENV)/.stamp ## the tests that need no GPU; PYTEST_ARGS='tests/unit -k pages' for some
 	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
+
+ROUNDS ?= 7
+CALLS ?= 300
+.PHONY: bench-clients
+bench-clients: export OMP_NUM_THREADS := 1
+bench-clients: export PYTHONPATH := .:kernels:clients/python:tests
+bench-clients: export GO := $(GO)
+bench-clients: $(VENV)/.stamp $(GO_READY) ## Propose over Drive from Go and Python beside each language's bare echo
+	$(BIN)/python tests/conformance/bench_drive.py --rounds $(ROUNDS) --calls $(CALLS) $(if $(JSON),--json $(JSON))
 
 # With the interpreter at hand: no virtual environment and no network, as on a machine lent for its GPU. Only the files
 # that have GPU tests are collected, so that packages which the others need may be missing.
@@ -135,8 +150,13 @@ $(PROTO_VENV)/.stamp: .ci/proto-tools.txt $(PROTO_VENV)/.stamp-go-$(PROTOC_GEN_G
 # The name says which versions are there, so that new versions get installed.
 $(PROTO_VENV)/.stamp-go-$(PROTOC_GEN_GO)-$(PROTOC_GEN_GO_GRPC): | $(GO_READY)
 	$(call make-venv,$(PROTO_VENV))
-	GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@$(PROTOC_GEN_GO)
-	GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@$(PROTOC_GEN_GO_GRPC)
+	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@$(PROTOC_GEN_GO)
+	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@$(PROTOC_GEN_GO_GRPC)
+	touch $@
+
+$(PROTO_VENV)/.stamp-staticcheck-$(STATICCHECK): | $(GO_READY)
+	$(call make-venv,$(PROTO_VENV))
+	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK)
 	touch $@
 
 $(CHART_VENV)/.stamp: .ci/chart-tools.txt helm/tools/go.mod helm/tools/go.sum helm/tools/podsecurity/main.go | $(GO_READY)
