@@ -20,7 +20,9 @@ def on(device, value):
     """A tensor, or a dataclass of tensors and numbers, on a device."""
     if torch.is_tensor(value):
         return value.to(device)
-    return value if value is None else type(value)(**{name: on_device(device, part) for name, part in vars(value).items()})
+    if value is None:
+        return None
+    return type(value)(**{name: on_device(device, part) for name, part in vars(value).items()})
 
 
 def on_device(device, part):
