@@ -52,14 +52,14 @@ def merged(values, changes):
     return result
 
 
-def template(values, *, version=KUBERNETES[0], apis=(), chart=CHART):
+def template(values, *, version=KUBERNETES[0], apis=(), chart=CHART, release="release"):
     """`helm template` with these values: the finished process."""
-    return _rendered(json.dumps(values), version, tuple(apis), chart)
+    return _rendered(json.dumps(values), version, tuple(apis), chart, release)
 
 
 @functools.cache
-def _rendered(values, version, apis, chart):
-    command = [tool("helm"), "template", "release", chart, "--namespace", "ns", "--kube-version", f"{version}.0"]
+def _rendered(values, version, apis, chart, release):
+    command = [tool("helm"), "template", release, chart, "--namespace", "ns", "--kube-version", f"{version}.0"]
     for api in apis:
         command += ["--api-versions", api]
     return run([*command, "--values", "-"], input=values)

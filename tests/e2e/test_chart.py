@@ -20,6 +20,7 @@ from chart import (
     schema_complaints,
     security_complaints,
     shape_values,
+    template,
     tool,
 )
 from drafter_service.cli import _parser
@@ -46,6 +47,7 @@ COMBINATIONS = {
     "sidecar, closed in": ("sidecar", {"networkPolicy": {"egress": [{"ports": [{"port": 53, "protocol": "UDP"}]}]}}),
     "sidecar, watched": ("sidecar", EVERYTHING_WATCHED),
     "sidecar, unwatched": ("sidecar", {"metrics": {"enabled": False}}),
+    "sidecar, a user of OpenShift's": ("sidecar", {"runAsUser": 1000680000, "terminationGracePeriodSeconds": 1000000}),
     "sidecar, traced": ("sidecar", {"tracing": {"enabled": True, "endpoint": "http://collector:4317"}}),
     "paired": ("paired", {}),
     "paired, claim at hand": ("paired", {"gpu": {"dra": {"existingClaim": "mine"}}}),
@@ -106,6 +108,9 @@ def test_helm_lints_every_shape(shape):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+LIMIT = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+SLICE = {"resources": {"requests": {"nvidia.com/mig-1g.10gb": 1}}}
+
 # What Helm has to say about it, part by part.
 WRONG = {
     "no volume": ("sidecar", {"model": {"volume": None}}, ["model.volume is required"]),
@@ -130,6 +135,15 @@ WRONG = {
     "a socket path that is too long": ("sidecar", {"socket": {"directory": "/" + "d" * 90}}, ["/socket/directory"]),
     "root": ("sidecar", {"runAsUser": 0}, ["/runAsUser", "minimum"]),
     "a path out of the volume": ("sidecar", {"model": {"head": "/etc"}}, ["/model/head"]),
+    "a claim and a limit": ("sidecar", {"target": LIMIT}, ["target.resources.limits has nvidia.com/gpu", "devicePlugin"]),
+    "a claim and a slice": ("paired", SLICE, ["resources.requests has nvidia.com/mig-1g.10gb", "second GPU"]),
+    "two listeners, one port": ("sidecar", {"metrics": {"port": 9465}}, ["metrics.port and probes.port are both 9465"]),
+    "a port of the target's": ("sidecar", {"target": {"ports": [{"containerPort": 9464}]}}, ["target.ports", "9464"]),
+    "less grace than drain": ("sidecar", {"terminationGracePeriodSeconds": 10}, ["config.drainS (20)", "killed"]),
+    "a selecting label": ("sidecar", {"podLabels": {"app.kubernetes.io/component": "x"}}, ["podLabels has", "selects"]),
+    "no settings at all": ("sidecar", {"config": None}, ["missing property 'config'"]),
+    "no mode": ("sidecar", {"gpu": {"mode": None}}, ["/gpu", "missing property 'mode'"]),
+    "a name that is none": ("sidecar", {"nameOverride": "My_App"}, ["/nameOverride", "My_App"]),
 }
 
 
@@ -330,3 +344,20 @@ def test_mps_is_asked_of_nvidias_driver_whatever_class_chooses_the_gpu():
     (config,) = devices["config"]
     assert config["opaque"]["driver"] == "gpu.nvidia.com"
     assert config["opaque"]["parameters"]["sharing"] == {"strategy": "MPS"}
+
+
+@pytest.mark.parametrize("release", ["123", "1e5", "on", "null"])
+def test_names_that_yaml_would_read_as_something_else_stay_names(release, tmp_path):
+    values = merged(values_of("sidecar, watched"), {"fullnameOverride": release, "serviceAccount": {"name": "456"}})
+    found = objects(values, apis=[MONITORING], release=release)
+    assert schema_complaints(found, KUBERNETES[0], tmp_path / "all.yaml") == []
+    for item in found:
+        assert item["metadata"]["name"].startswith(("456", release))
+        assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == release
+
+
+def test_large_numbers_are_written_as_integers():
+    values = values_of("sidecar, a user of OpenShift's")
+    text = template(values).stdout
+    assert "runAsUser: 1000680000\n" in text
+    assert "terminationGracePeriodSeconds: 1000000\n" in text

@@ -43,4 +43,62 @@
 {{- if and $values.autoscaling.enabled (ne $values.shape "deployment") -}}
 {{- fail (printf "autoscaling.enabled is for shape deployment, and it is %s" $values.shape) -}}
 {{- end -}}
+{{- if eq $values.gpu.mode "dra" -}}
+{{- include "drafter-service.checkNoLimit" (list $values "resources" $values.resources) -}}
+{{- include "drafter-service.checkNoLimit" (list $values "target.resources" $values.target.resources) -}}
+{{- end -}}
+{{- include "drafter-service.checkPorts" $values -}}
+{{- include "drafter-service.checkLabels" $values -}}
+{{- $drain := ternary 20 $values.config.drainS (kindIs "invalid" $values.config.drainS) -}}
+{{- if not (kindIs "invalid" $values.terminationGracePeriodSeconds) -}}
+{{- if lt (float64 $values.terminationGracePeriodSeconds) (float64 $drain) -}}
+{{- fail (printf "terminationGracePeriodSeconds %d is less than config.drainS (%v): the service would be killed while it drains. Raise the one or lower the other" (int64 $values.terminationGracePeriodSeconds) $drain) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* No GPU as an extended resource beside a claim: [values, name of the resources, resources]. */}}
+{{- define "drafter-service.checkNoLimit" -}}
+{{- $values := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- range $part, $quantities := index . 2 -}}
+{{- range $resource, $_ := $quantities -}}
+{{- if or (eq $resource $values.gpu.devicePlugin.resourceName) (hasPrefix "nvidia.com/" $resource) -}}
+{{- fail (printf "%s.%s has %s, and gpu.mode dra gives the container a claim: it would get a second GPU. Take it out, or use gpu.mode devicePlugin" $name $part $resource) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* One address for all listeners of the pod, and so a port for each. */}}
+{{- define "drafter-service.checkPorts" -}}
+{{- $taken := dict -}}
+{{- $ports := list -}}
+{{- if .metrics.enabled -}}{{- $ports = append $ports (list "metrics.port" .metrics.port) -}}{{- end -}}
+{{- if eq .probes.kind "grpc" -}}{{- $ports = append $ports (list "probes.port" .probes.port) -}}{{- end -}}
+{{- if .tcp.enabled -}}{{- $ports = append $ports (list "tcp.port" .tcp.port) -}}{{- end -}}
+{{- if eq .shape "sidecar" -}}
+{{- range .target.ports -}}
+{{- if eq (default "TCP" .protocol) "TCP" -}}{{- $ports = append $ports (list "target.ports" .containerPort) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $ports -}}
+{{- $name := index . 0 -}}
+{{- $port := toString (index . 1) -}}
+{{- with get $taken $port -}}
+{{- fail (printf "%s and %s are both %s: one pod has one address, and each listener needs a port of its own" . $name $port) -}}
+{{- end -}}
+{{- $_ := set $taken $port $name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What selects the pods belongs to the chart. */}}
+{{- define "drafter-service.checkLabels" -}}
+{{- range $name := list "commonLabels" "podLabels" -}}
+{{- range $label := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" -}}
+{{- if hasKey (default dict (index $ $name)) $label -}}
+{{- fail (printf "%s has %s, by which the chart selects its pods. Take another label, or nameOverride" $name $label) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

@@ -35,9 +35,9 @@
 {{- if eq .Values.gpu.mode "dra" -}}
 - name: gpu
   {{- if eq .Values.shape "paired" }}
-  resourceClaimName: {{ include "drafter-service.claim" . }}
+  resourceClaimName: {{ include "drafter-service.claim" . | quote }}
   {{- else }}
-  resourceClaimTemplateName: {{ include "drafter-service.claim" . }}
+  resourceClaimTemplateName: {{ include "drafter-service.claim" . | quote }}
   {{- end }}
 {{- end -}}
 {{- end -}}
@@ -49,24 +49,24 @@
 
 {{- define "drafter-service.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: {{ .Values.runAsUser }}
-runAsGroup: {{ .Values.runAsGroup }}
-fsGroup: {{ .Values.runAsGroup }}
+runAsUser: {{ int64 .Values.runAsUser }}
+runAsGroup: {{ int64 .Values.runAsGroup }}
+fsGroup: {{ int64 .Values.runAsGroup }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
 {{- define "drafter-service.gracePeriod" -}}
 {{- if kindIs "invalid" .Values.terminationGracePeriodSeconds -}}
 {{- $drain := ternary 20 .Values.config.drainS (kindIs "invalid" .Values.config.drainS) -}}
-{{- add (ceil $drain) 10 -}}
+{{- add (int64 (ceil $drain)) 10 -}}
 {{- else -}}
-{{- .Values.terminationGracePeriodSeconds -}}
+{{- int64 .Values.terminationGracePeriodSeconds -}}
 {{- end -}}
 {{- end -}}
 
 {{/* All of a pod's spec but its containers. */}}
 {{- define "drafter-service.podSpec" -}}
-serviceAccountName: {{ include "drafter-service.serviceAccountName" . }}
+serviceAccountName: {{ include "drafter-service.serviceAccountName" . | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ include "drafter-service.gracePeriod" . }}
@@ -78,7 +78,7 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.gpu.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with include "drafter-service.claims" . }}
 resourceClaims:
@@ -99,7 +99,7 @@ affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 volumes:
   {{- include "drafter-service.volumes" . | nindent 2 }}
