@@ -135,7 +135,7 @@ WRONG = {
     "a socket path that is too long": ("sidecar", {"socket": {"directory": "/" + "d" * 90}}, ["/socket/directory"]),
     "root": ("sidecar", {"runAsUser": 0}, ["/runAsUser", "minimum"]),
     "a path out of the volume": ("sidecar", {"model": {"head": "/etc"}}, ["/model/head"]),
-    "a claim and a limit": ("sidecar", {"target": LIMIT}, ["target.resources.limits has nvidia.com/gpu", "devicePlugin"]),
+    "a claim and a limit": ("sidecar", {"target": LIMIT}, ["target.resources.limits has nvidia.com/gpu", "second GPU"]),
     "a claim and a slice": ("paired", SLICE, ["resources.requests has nvidia.com/mig-1g.10gb", "second GPU"]),
     "two listeners, one port": ("sidecar", {"metrics": {"port": 9465}}, ["metrics.port and probes.port are both 9465"]),
     "a port of the target's": ("sidecar", {"target": {"ports": [{"containerPort": 9464}]}}, ["target.ports", "9464"]),
