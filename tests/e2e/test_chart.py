@@ -30,6 +30,7 @@ SHAPES = ("sidecar", "paired", "node", "deployment", "library")
 RESTRICTED = ("sidecar", "deployment")
 
 MTLS = {"tcp": {"enabled": True, "tlsSecret": "tls"}}
+NO_HOST_PATH = {"socket": {"hostPath": ""}, **MTLS}
 DEVICE_PLUGIN = {"gpu": {"mode": "devicePlugin"}}
 EVERYTHING_WATCHED = {
     "metrics": {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}}
@@ -52,16 +53,22 @@ COMBINATIONS = {
     "paired": ("paired", {}),
     "paired, claim at hand": ("paired", {"gpu": {"dra": {"existingClaim": "mine"}}}),
     "paired over TCP": ("paired", merged(MTLS, {"target": {"image": ""}})),
+    "paired, no host path": ("paired", NO_HOST_PATH),
+    "node, no host path": ("node", NO_HOST_PATH),
     "node": ("node", {}),
     "node, device plugin": ("node", merged(DEVICE_PLUGIN, {"gpu": {"runtimeClassName": ""}})),
     "node over TCP": ("node", MTLS),
     "deployment": ("deployment", {}),
+    "deployment on IPv6": ("deployment", {"listenHost": "::"}),
     "deployment, headless": ("deployment", {"service": {"clusterIP": "None"}}),
     "deployment, scaled": ("deployment", {"autoscaling": {"enabled": True}}),
     "deployment, insecure": ("deployment", {"tcp": {"insecure": True, "tlsSecret": ""}}),
     "deployment, by digest": ("deployment", {"image": {"digest": "sha256:" + "0" * 64}}),
     "library": ("library", {}),
 }
+
+RESTRICTED_COMBINATIONS = [name for name, (shape, _) in COMBINATIONS.items() if shape in RESTRICTED]
+RESTRICTED_COMBINATIONS.append("paired, no host path")
 
 
 def values_of(name):
@@ -76,7 +83,7 @@ def test_kubernetes_takes_every_object(name, tmp_path):
         assert schema_complaints(found, version, tmp_path / f"{version}.yaml") == []
 
 
-@pytest.mark.parametrize("name", [name for name, (shape, _) in COMBINATIONS.items() if shape in RESTRICTED])
+@pytest.mark.parametrize("name", RESTRICTED_COMBINATIONS)
 def test_pods_of_the_shapes_that_promise_it_are_restricted(name):
     assert security_complaints(objects(values_of(name))) == []
 
@@ -141,6 +148,7 @@ WRONG = {
     "a port of the target's": ("sidecar", {"target": {"ports": [{"containerPort": 9464}]}}, ["target.ports", "9464"]),
     "less grace than drain": ("sidecar", {"terminationGracePeriodSeconds": 10}, ["config.drainS (20)", "killed"]),
     "a selecting label": ("sidecar", {"podLabels": {"app.kubernetes.io/component": "x"}}, ["podLabels has", "selects"]),
+    "no way in": ("node", {"socket": {"hostPath": ""}}, ["empty socket.hostPath", "tcp.enabled"]),
     "no settings at all": ("sidecar", {"config": None}, ["missing property 'config'"]),
     "no mode": ("sidecar", {"gpu": {"mode": None}}, ["/gpu", "missing property 'mode'"]),
     "a name that is none": ("sidecar", {"nameOverride": "My_App"}, ["/nameOverride", "My_App"]),
@@ -293,6 +301,7 @@ spec:
   template:
     metadata: {labels: {app: mine}}
     spec:
+      terminationGracePeriodSeconds: {{ include "drafter-service.gracePeriod" $drafter }}
       securityContext: {{- include "drafter-service.podSecurity" $drafter | nindent 8 }}
       resourceClaims: {{- include "drafter-service.claims" $drafter | nindent 8 }}
       initContainers: {{- include "drafter-service.sidecar" $drafter | nindent 8 }}
@@ -324,6 +333,9 @@ def test_notes_tell_the_next_step_and_warn_of_what_shares_fate(tmp_path):
         assert ("MPS shares fate" in text) == (name == "sidecar with MPS")
     assert "device plugin cannot give one GPU to two containers" in told["sidecar, device plugin"]
     assert "install -d" in told["node"]
+    assert "install -d" not in told["node, no host path"]
+    assert "lets nobody to the target" not in told["sidecar"]
+    assert "lets nobody to the target" in notes(merged(values_of("sidecar"), {"target": {"ports": []}}), tmp_path)
     assert "no PodMonitor" in told["sidecar, watched"]
     assert "whoever reaches the port" in told["deployment, insecure"]
 
@@ -361,3 +373,33 @@ def test_large_numbers_are_written_as_integers():
     text = template(values).stdout
     assert "runAsUser: 1000680000\n" in text
     assert "terminationGracePeriodSeconds: 1000000\n" in text
+
+
+def test_tolerations_that_are_given_are_those_of_the_pod():
+    mine = [{"key": "spot", "operator": "Exists"}]
+    of_a_gpu = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    on_a_cpu = {"gpu": {"mode": "none"}}
+    expected = [({}, of_a_gpu), ({"tolerations": []}, None), (on_a_cpu, None)]
+    expected += [({"tolerations": mine}, mine), ({**on_a_cpu, "tolerations": mine}, mine)]
+    for changes, tolerations in expected:
+        (pod,) = pods(objects(merged(shape_values("sidecar"), changes))).values()
+        assert pod["spec"].get("tolerations") == tolerations
+
+
+def test_a_target_without_the_hosts_directory_is_not_sent_to_a_socket():
+    target = containers(pods(objects(values_of("paired, no host path")))["release-drafter-service-target"])["target"]
+    assert "env" not in target
+    assert [mount["name"] for mount in target["volumeMounts"]] == ["models"]
+
+
+def test_where_pods_have_ipv6_addresses_everything_listens_on_both_families():
+    variables = environment(objects(values_of("deployment on IPv6")))
+    assert (variables["SPECDRAFT_PROBE_HOST"], variables["SPECDRAFT_LISTEN"]) == ("::", "[::]:9000")
+
+
+def test_a_load_as_long_as_allowed_is_no_lack_of_progress():
+    for shape in ("sidecar", "deployment"):
+        found = objects(merged(shape_values(shape), {"probes": {"startupSeconds": 1800}}))
+        deployment = one(found, "Deployment")["spec"]
+        probe = containers(deployment["template"])["drafter"]["startupProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] == 1800 < deployment["progressDeadlineSeconds"]

@@ -47,6 +47,9 @@
 {{- include "drafter-service.checkNoLimit" (list $values "resources" $values.resources) -}}
 {{- include "drafter-service.checkNoLimit" (list $values "target.resources" $values.target.resources) -}}
 {{- end -}}
+{{- if and (has $values.shape (list "paired" "node")) (not $values.socket.hostPath) (not $values.tcp.enabled) -}}
+{{- fail (printf "shape %s with an empty socket.hostPath: nobody could reach the drafter. Say tcp.enabled, or give the directory" $values.shape) -}}
+{{- end -}}
 {{- include "drafter-service.checkPorts" $values -}}
 {{- include "drafter-service.checkLabels" $values -}}
 {{- $drain := ternary 20 $values.config.drainS (kindIs "invalid" $values.config.drainS) -}}

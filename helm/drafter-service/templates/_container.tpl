@@ -56,10 +56,11 @@ volumeMounts:
 - {name: SPECDRAFT_TARGET_CHECKPOINT, value: {{ printf "%s/%s" $models . | quote }}}
 {{- end }}
 - {name: SPECDRAFT_SOCKET, value: {{ include "drafter-service.socketPath" . | quote }}}
+- {name: SPECDRAFT_PROBE_HOST, value: {{ $values.listenHost | quote }}}
 - {name: SPECDRAFT_METRICS_PORT, value: {{ ternary (toString $values.metrics.port) "off" $values.metrics.enabled | quote }}}
 - {name: SPECDRAFT_HEALTH_PORT, value: {{ ternary (toString $values.probes.port) "off" (eq $values.probes.kind "grpc") | quote }}}
 {{- if $values.tcp.enabled }}
-- {name: SPECDRAFT_LISTEN, value: {{ printf "0.0.0.0:%v" $values.tcp.port | quote }}}
+- {name: SPECDRAFT_LISTEN, value: {{ printf "%s:%v" (ternary "[::]" $values.listenHost (eq $values.listenHost "::")) $values.tcp.port | quote }}}
 {{- if $values.tcp.insecure }}
 - {name: SPECDRAFT_INSECURE, value: "true"}
 {{- else }}

@@ -12,7 +12,7 @@
   {{- toYaml . | nindent 2 }}
   {{- end }}
 - name: sockets
-  {{- if has .Values.shape (list "paired" "node") }}
+  {{- if include "drafter-service.onHost" . }}
   hostPath: {path: {{ .Values.socket.hostPath | quote }}, type: DirectoryOrCreate}
   {{- else }}
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.socket.sizeLimit }}}
@@ -42,6 +42,13 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Not empty where the sockets are in a directory of the host. */}}
+{{- define "drafter-service.onHost" -}}
+{{- if and (has .Values.shape (list "paired" "node")) .Values.socket.hostPath -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{/* What the target's container mounts to reach the drafter: entries of volumeMounts. */}}
 {{- define "drafter-service.targetMounts" -}}
 - {name: sockets, mountPath: {{ .Values.socket.directory | quote }}}
@@ -52,6 +59,8 @@ runAsNonRoot: true
 runAsUser: {{ int64 .Values.runAsUser }}
 runAsGroup: {{ int64 .Values.runAsGroup }}
 fsGroup: {{ int64 .Values.runAsGroup }}
+# Not file by file at each start: the volume of models is large.
+fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
@@ -88,11 +97,10 @@ resourceClaims:
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- if ne .Values.gpu.mode "none" }}
-{{- with .Values.tolerations }}
+{{- $ofAGpu := list (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}
+{{- with ternary (ternary list $ofAGpu (eq .Values.gpu.mode "none")) .Values.tolerations (kindIs "invalid" .Values.tolerations) }}
 tolerations:
   {{- toYaml . | nindent 2 }}
-{{- end }}
 {{- end }}
 {{- with .Values.affinity }}
 affinity:
@@ -141,11 +149,17 @@ imagePullPolicy: {{ $target.imagePullPolicy }}
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+{{- /* In a pod of its own it has the socket by the host alone; otherwise it calls over TCP. */}}
+{{- $hasSocket := or (ne .Values.shape "paired") (include "drafter-service.onHost" .) }}
+{{- if or $hasSocket $target.env }}
 env:
+  {{- if $hasSocket }}
   - {name: SPECDRAFT_SOCKET, value: {{ include "drafter-service.socketPath" . | quote }}}
+  {{- end }}
   {{- with $target.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- end }}
 {{- $resources := deepCopy $target.resources -}}
 {{- if eq .Values.gpu.mode "dra" -}}
 {{- $_ := set $resources "claims" (list (dict "name" "gpu")) -}}
@@ -158,7 +172,9 @@ securityContext:
   {{- include "drafter-service.containerSecurity" $target.readOnlyRootFilesystem | nindent 2 }}
 volumeMounts:
   - {name: models, mountPath: {{ .Values.model.mountPath | quote }}, readOnly: true}
+  {{- if $hasSocket }}
   {{- include "drafter-service.targetMounts" . | nindent 2 }}
+  {{- end }}
   {{- with $target.volumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
