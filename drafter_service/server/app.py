@@ -103,6 +103,7 @@ class Service:
 
     def _start(self) -> Addresses:
         plan = self._plan()
+        self.metrics.describe_process(version("drafter-service"))
         addresses, ownership = self._listen()
         descriptor_socket = Path(f"{ownership.path}{DESCRIPTOR_SUFFIX}") if ownership else None
         # Imported now: what is wrong with settings or checkpoint has been said before torch is loaded.
@@ -235,16 +236,15 @@ class Service:
             head_dim=head.head_dim,
             kv_bytes_per_row=head.kv_row_bytes,
         )
-        release = version("drafter-service")
         info = {"model_type": head.model_type, "fingerprint": facts.fingerprint, **assembly.head.levers}
-        self.metrics.describe(info, release)
+        self.metrics.describe_head(info)
         return ServiceFacts(
             config=self.config,
             head=facts,
             num_pages=assembly.num_pages,
             incarnation=secrets.token_bytes(16),
             boot_id=read_boot_id(),
-            version=release,
+            version=version("drafter-service"),
             descriptor_socket=descriptor_socket,
             levers=assembly.head.levers,
         )

@@ -126,12 +126,15 @@ class Metrics:
         for use, read in memory.items():
             uses.labels(use).set_function(read)
 
-    def describe(self, head: Mapping[str, str], version: str) -> None:
-        """Sets the info metrics, and shows what the kernel knows of the process."""
+    def describe_process(self, version: str) -> None:
+        """Tells the version and what the kernel knows of the process. Before the load, so that restarts in it count."""
         ProcessCollector(registry=self.registry)
-        Info("specdraft_head", "The loaded head.", registry=self.registry).info(dict(head))
         build = {"version": version, "python": platform.python_version()}
         Info("specdraft_build", "The service.", registry=self.registry).info(build)
+
+    def describe_head(self, head: Mapping[str, str]) -> None:
+        """Tells which head is loaded."""
+        Info("specdraft_head", "The loaded head.", registry=self.registry).info(dict(head))
 
     def rpc_done(self, method: str, code: Code, seconds: float) -> None:
         """One call was answered. `method` is one of the service's RPCs."""

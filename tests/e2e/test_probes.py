@@ -90,6 +90,9 @@ def test_a_slow_load_is_alive_and_not_ready(tiny_checkpoint):
             kubelet = Kubelet(ports[0])
             for _ in range(3):
                 assert kubelet.looks() == ("NOT_SERVING", "SERVING")
+            # A process that is killed while it loads, again and again, is seen by the alert SpecdraftRestarts.
+            seen = {sample.name for family in service.registry.collect() for sample in family.samples}
+            assert {"process_start_time_seconds", "specdraft_build_info"} <= seen
             gate.set()
             wait_until(lambda: kubelet.looks() == ("SERVING", "SERVING"))
         finally:

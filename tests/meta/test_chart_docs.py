@@ -53,7 +53,8 @@ def test_every_alert_is_told():
 def test_every_metric_is_told_and_no_other():
     metrics = Metrics(CollectorRegistry(), 8)
     metrics.watch({"sessions": float, "sequences": float}, {"free": float}, {"kv": float})
-    metrics.describe({}, "0")
+    metrics.describe_process("0")
+    metrics.describe_head({})
     suffixes = {"counter": "_total", "info": "_info"}
     families = [family for family in metrics.registry.collect() if family.name.startswith("specdraft_")]
     names = {family.name + suffixes.get(family.type, "") for family in families}
