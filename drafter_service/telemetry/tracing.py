@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ _T = TypeVar("_T")
 
 SERVICE_NAME = "drafter-service"
 NANOSECONDS = 1_000_000_000
+CLOSE_S = 2.0
+"""Most time for the last spans to get out. Without a collector OpenTelemetry would try for ten seconds and more."""
 
 
 class Tracing:
@@ -31,7 +34,7 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         name = os.environ.get("OTEL_SERVICE_NAME", SERVICE_NAME)
-        self._provider = TracerProvider(resource=Resource.create({"service.name": name}))
+        self._provider = TracerProvider(resource=Resource.create({"service.name": name}), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter or _over_otlp()))
         self._propagator = TraceContextTextMapPropagator()
         self.tracer = self._provider.get_tracer(SERVICE_NAME)
@@ -60,8 +63,10 @@ class Tracing:
         return ProposeTrace(self, parent, num_entries)
 
     def close(self) -> None:
-        """Sends what is left."""
-        self._provider.shutdown()
+        """Sends what is left, and gives up after CLOSE_S: the end must not wait for a collector."""
+        sender = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        sender.start()
+        sender.join(CLOSE_S)
 
     def wall_ns(self, at: float) -> int:
         """A time of the clock, as OpenTelemetry counts."""

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from concurrent import futures
 
 import grpc
@@ -171,6 +172,33 @@ def test_spans_reach_a_collector_over_otlp_and_the_last_ones_before_the_end(tiny
     finally:
         receiver.stop(0).wait()
     assert sorted(collector.names) == ["Propose", "decode", "device", "queue", "reply"]
+
+
+class StuckExporter(InMemorySpanExporter):
+    """Waits for a collector that does not answer."""
+
+    def __init__(self):
+        super().__init__()
+        self.began, self.answered, self.ended = threading.Event(), threading.Event(), threading.Event()
+
+    def export(self, spans):
+        self.began.set()
+        self.answered.wait(15)  # less than OpenTelemetry itself waits
+        self.ended.set()
+        return super().export(spans)
+
+
+def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(start, monkeypatch):
+    exporter = StuckExporter()
+    monkeypatch.setattr(tracing, "_over_otlp", lambda: exporter)
+    monkeypatch.setattr(tracing, "CLOSE_S", 0.05)
+    server = start(tracing=True)
+    server.client().open().sequence(Story(1)).propose(0, 2)
+    server.service.close()
+    assert exporter.began.wait(30)
+    assert not exporter.ended.is_set()
+    exporter.answered.set()
+    assert exporter.ended.wait(30)
 
 
 OFF = """
