@@ -28,7 +28,8 @@ The drafting half of speculative decoding, beside a target on a GPU node. This p
 ```
 helm install drafter helm/drafter-service \\
   --set model.volume.persistentVolumeClaim.claimName=models --set model.head=head --set model.target=target \\
-  --set config.kvBytes=4GiB --set target.image=registry.example/target:1.0
+  --set config.kvBytes=4GiB --set target.image=registry.example/target:1.0 \\
+  --set 'target.ports[0].name=http,target.ports[0].containerPort=8000'
 ```
 
 | shape | for | guide |

@@ -1,6 +1,8 @@
 """The chart makes what its values say, Kubernetes takes it, and wrong values are refused in words that help."""
 
 import json
+import re
+import shlex
 import shutil
 
 import pytest
@@ -25,11 +27,13 @@ from chart import (
 )
 from drafter_service.cli import _parser
 from drafter_service.server.health import LIVENESS
+from repository import ROOT
 
 SHAPES = ("sidecar", "paired", "node", "deployment", "library")
 RESTRICTED = ("sidecar", "deployment")
 
 MTLS = {"tcp": {"enabled": True, "tlsSecret": "tls"}}
+SCALED = {"autoscaling": {"enabled": True}}
 NO_HOST_PATH = {"socket": {"hostPath": ""}, **MTLS}
 DEVICE_PLUGIN = {"gpu": {"mode": "devicePlugin"}}
 EVERYTHING_WATCHED = {
@@ -61,7 +65,7 @@ COMBINATIONS = {
     "deployment": ("deployment", {}),
     "deployment on IPv6": ("deployment", {"listenHost": "::"}),
     "deployment, headless": ("deployment", {"service": {"clusterIP": "None"}}),
-    "deployment, scaled": ("deployment", {"autoscaling": {"enabled": True}}),
+    "deployment, scaled": ("deployment", SCALED),
     "deployment, insecure": ("deployment", {"tcp": {"insecure": True, "tlsSecret": ""}}),
     "deployment, by digest": ("deployment", {"image": {"digest": "sha256:" + "0" * 64}}),
     "library": ("library", {}),
@@ -132,7 +136,8 @@ WRONG = {
     "visible without a runtime": ("node", {"gpu": {"runtimeClassName": ""}}, ["gpu.runtimeClassName is required"]),
     "a shared claim elsewhere": ("sidecar", {"gpu": {"dra": {"existingClaim": "x"}}}, ["existingClaim", "paired"]),
     "two nodes": ("paired", {"gpu": {"mode": "none"}}, ["one node", "nodeSelector"]),
-    "scaling a sidecar": ("sidecar", {"autoscaling": {"enabled": True}}, ["autoscaling.enabled", "deployment"]),
+    "scaling unseen": ("deployment", {"metrics": {"enabled": False}, **SCALED}, ["metrics.enabled", "measures"]),
+    "scaling a sidecar": ("sidecar", SCALED, ["autoscaling.enabled", "deployment"]),
     "an unknown shape": ("sidecar", {"shape": "pod"}, ["/shape", "'sidecar', 'paired'"]),
     "an unknown value": ("sidecar", {"replica": 2}, ["'replica' not allowed"]),
     "an unknown setting": ("sidecar", {"config": {"max_drafts": 2}}, ["/config", "'max_drafts' not allowed"]),
@@ -403,3 +408,30 @@ def test_a_load_as_long_as_allowed_is_no_lack_of_progress():
         deployment = one(found, "Deployment")["spec"]
         probe = containers(deployment["template"])["drafter"]["startupProbe"]
         assert probe["periodSeconds"] * probe["failureThreshold"] == 1800 < deployment["progressDeadlineSeconds"]
+
+
+def test_a_cluster_without_a_spare_gpu_can_have_the_old_pod_go_first():
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    for shape in ("sidecar", "deployment"):
+        assert "strategy" not in one(objects(shape_values(shape)), "Deployment")["spec"]
+        found = objects(merged(shape_values(shape), {"strategy": strategy}))
+        assert one(found, "Deployment")["spec"]["strategy"] == strategy
+
+
+def documented_commands():
+    pages = [CHART / "README.md", *sorted((CHART / "docs").glob("*.md"))]
+    blocks = [
+        block for page in pages for block in re.findall(r"^```\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    ]
+    return [
+        line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.startswith("helm install")
+    ]
+
+
+@pytest.mark.parametrize("line", documented_commands())
+def test_a_command_of_the_guides_works_as_it_stands(line, tmp_path):
+    _, _, *arguments = shlex.split(line)
+    done = run([tool("helm"), "template", *arguments, "--kube-version", f"{KUBERNETES[0]}.0"], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = [item for item in yaml.safe_load_all(done.stdout) if item]
+    assert schema_complaints(found, KUBERNETES[0], tmp_path / "all.yaml") == []

@@ -43,6 +43,9 @@
 {{- if and $values.autoscaling.enabled (ne $values.shape "deployment") -}}
 {{- fail (printf "autoscaling.enabled is for shape deployment, and it is %s" $values.shape) -}}
 {{- end -}}
+{{- if and $values.autoscaling.enabled (not $values.metrics.enabled) -}}
+{{- fail "autoscaling.enabled needs metrics.enabled: it follows what the service measures" -}}
+{{- end -}}
 {{- if eq $values.gpu.mode "dra" -}}
 {{- include "drafter-service.checkNoLimit" (list $values "resources" $values.resources) -}}
 {{- include "drafter-service.checkNoLimit" (list $values "target.resources" $values.target.resources) -}}
