@@ -239,11 +239,17 @@ def _serve(flags: argparse.Namespace) -> int:
     set_up_logging(config.log_level)
     stop = _Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: stop.give(signal.Signals(received).name))
+        signal.signal(number, stop.at_signal)
     if flags.watches_stdin:
         threading.Thread(target=stop.at_end_of_stdin, name="stdin", daemon=True).start()
     service = Service(config)
-    addresses = service.start()
+    try:
+        addresses = service.start()
+        stop.unwinds = False
+    except _StoppedError:
+        service.close()
+        _log.info("%s: ended before it was ready", stop.why)
+        return 0
     try:
         _say_where(addresses, config)
         while not stop.given.wait(LOOK_S) and not service.has_failed:
@@ -261,12 +267,27 @@ def _serve(flags: argparse.Namespace) -> int:
     return _failed(failure, EXIT_FAILED) if failure else 0
 
 
+class _StoppedError(BaseException):
+    """A signal while the head is loaded."""
+
+
 class _Stop:
-    """The wish that `serve` ends, and where it came from."""
+    """The wish that `serve` ends, and where it came from.
+
+    Attributes:
+        unwinds: whether a signal ends what the main thread does: a load may take minutes, and nothing is lost with it.
+    """
 
     def __init__(self) -> None:
         self.given = threading.Event()
         self.why = ""
+        self.unwinds = True
+
+    def at_signal(self, number: int, _frame: object) -> None:
+        self.give(signal.Signals(number).name)
+        if self.unwinds:
+            self.unwinds = False  # what is being cleared away must not be interrupted
+            raise _StoppedError
 
     def give(self, why: str) -> None:
         self.why = self.why or why

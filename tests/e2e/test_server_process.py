@@ -291,6 +291,33 @@ def test_a_device_that_hangs_does_not_keep_the_process(tiny_checkpoint, socket_p
         assert "does not come back" in process.stderr.read()
 
 
+LOADS_FOREVER = """
+import sys, threading
+from drafter_service import cli
+from drafter_service.server import assembly
+
+def assemble(*arguments):
+    print("loading", flush=True)
+    threading.Event().wait(25)
+    raise AssertionError("nobody ended the load")
+
+assembly.assemble = assemble
+sys.exit(cli.main(["serve", *sys.argv[1:]]))
+"""
+
+
+def test_sigterm_ends_a_load_and_leaves_nothing(tiny_checkpoint, socket_path, directory):
+    process = begin(flags(tiny_checkpoint, socket_path), [sys.executable, "-c", LOADS_FOREVER])
+    try:
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (0, "")
+    assert list(directory.iterdir()) == []
+
+
 def test_an_interrupt_ends_it_as_well(tiny_checkpoint, socket_path, directory):
     with serving(flags(tiny_checkpoint, socket_path)) as (process, _):
         process.send_signal(signal.SIGINT)
