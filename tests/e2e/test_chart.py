@@ -125,6 +125,8 @@ SLICE = {"resources": {"requests": {"nvidia.com/mig-1g.10gb": 1}}}
 # What Helm has to say about it, part by part.
 WRONG = {
     "no volume": ("sidecar", {"model": {"volume": None}}, ["model.volume is required"]),
+    "a volume with a name": ("sidecar", {"model": {"volume": {"name": "x"}}}, ["model.volume has a name"]),
+    "a Service named by a number": ("deployment", {"fullnameOverride": "1a"}, ["begins with a letter", "1a"]),
     "no head": ("sidecar", {"model": {"head": ""}}, ["model.head is required"]),
     "no target": ("sidecar", {"target": {"image": ""}}, ["target.image is required for shape sidecar", "library"]),
     "no KV budget on a GPU": ("sidecar", {"config": {"kvBytes": None}}, ["config.kvBytes is required", "4GiB"]),
@@ -435,3 +437,8 @@ def test_a_command_of_the_guides_works_as_it_stands(line, tmp_path):
     assert done.returncode == 0, done.stderr
     found = [item for item in yaml.safe_load_all(done.stdout) if item]
     assert schema_complaints(found, KUBERNETES[0], tmp_path / "all.yaml") == []
+
+
+def test_a_release_with_a_dot_gives_names_that_a_service_may_have():
+    found = objects(values_of("deployment"), release="chat.v1")
+    assert {item["metadata"]["name"] for item in found} == {"chat-v1-drafter-service"}

@@ -4,6 +4,9 @@
 {{- if not $values.model.volume -}}
 {{- required "model.volume is required: the volume that holds the checkpoints, for example model.volume.persistentVolumeClaim.claimName=models" nil -}}
 {{- end -}}
+{{- if hasKey $values.model.volume "name" -}}
+{{- fail "model.volume has a name, and the chart gives it one: say its source alone, for example persistentVolumeClaim" -}}
+{{- end -}}
 {{- if not $values.model.head -}}
 {{- required "model.head is required: the directory of the head's checkpoint, below model.mountPath" nil -}}
 {{- end -}}
@@ -52,6 +55,9 @@
 {{- end -}}
 {{- if and (has $values.shape (list "paired" "node")) (not $values.socket.hostPath) (not $values.tcp.enabled) -}}
 {{- fail (printf "shape %s with an empty socket.hostPath: nobody could reach the drafter. Say tcp.enabled, or give the directory" $values.shape) -}}
+{{- end -}}
+{{- if and $values.tcp.enabled (has $values.shape (list "paired" "node" "deployment")) (not (regexMatch "^[a-z]" (include "drafter-service.fullname" .))) -}}
+{{- fail (printf "a Service's name begins with a letter, and it would be %s: say fullnameOverride" (include "drafter-service.fullname" .)) -}}
 {{- end -}}
 {{- include "drafter-service.checkPorts" $values -}}
 {{- include "drafter-service.checkLabels" $values -}}
