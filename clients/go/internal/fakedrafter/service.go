@@ -62,6 +62,14 @@ type Options struct {
 	NoDrive    bool
 	LeaseMs    uint32
 	GraceMs    uint32
+	// Device is where arenas of MEMORY_KIND_CUDA come from.
+	Device *DeviceMemory
+}
+
+// DeviceMemory exports memory of a fake GPU.
+type DeviceMemory struct {
+	UUID   [16]byte
+	Export func(size int) (handle [64]byte, data []byte)
 }
 
 // Service is a running fake.
