@@ -1,4 +1,4 @@
-# Needs Linux, git, make, gcc and Python 3.11 or newer with venv. Everything else is installed into .venv and .venv-proto.
+# Needs Linux, git, make, gcc and Python 3.11 or newer with venv. Everything else is installed into .venv, .venv-proto and .venv-chart.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -10,6 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 PROTO_BIN := $(PROTO_VENV)/bin
+CHART_VENV := .venv-chart
+CHART_BIN := $(CHART_VENV)/bin
 PROTOC_GEN_GO := v1.36.11
 PROTOC_GEN_GO_GRPC := v1.6.1
 STATICCHECK := v0.8.2
@@ -60,10 +62,13 @@ go: $(PROTO_VENV)/.stamp-staticcheck-$(STATICCHECK) ## vet, check and test the G
 	cd clients/go && $(GO) vet ./... && PATH="$$($(GO) env GOROOT)/bin:$$PATH" $(CURDIR)/$(PROTO_BIN)/staticcheck ./...
 	cd clients/go && $(GO) build ./... && CGO_ENABLED=1 $(GO) test -race ./...
 
+.PHONY: chart-tools
+chart-tools: $(CHART_VENV)/.stamp ## make .venv-chart: helm and what looks at charts and images
+
 .PHONY: pytest
 pytest: export OMP_NUM_THREADS := 1
 pytest: export GO := $(GO)
-pytest: $(VENV)/.stamp $(PROTO_VENV)/.stamp ## the tests that need no GPU; PYTEST_ARGS='tests/unit -k pages' for some
+pytest: $(VENV)/.stamp $(PROTO_VENV)/.stamp $(CHART_VENV)/.stamp ## the tests that need no GPU; PYTEST_ARGS='tests/unit -k pages' for some
 	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
 
 ROUNDS ?= 7
@@ -117,7 +122,7 @@ proto-check: $(PROTO_VENV)/.stamp ## fail if the committed generated code is not
 
 .PHONY: clean
 clean: ## remove what was built, the virtual environments included
-	rm -rf $(VENV) $(PROTO_VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PROTO_VENV) $(CHART_VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -rf build dist *.egg-info clients/python/build clients/python/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -130,7 +135,7 @@ endef
 
 $(VENV)/.stamp: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(call make-venv,$(VENV))
-	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[demo,dev]'
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[demo,dev,tracing]'
 	touch $@
 
 $(VENV)/.stamp-go: constraints.txt | $(VENV)/.stamp
@@ -152,4 +157,10 @@ $(PROTO_VENV)/.stamp-go-$(PROTOC_GEN_GO)-$(PROTOC_GEN_GO_GRPC): | $(GO_READY)
 $(PROTO_VENV)/.stamp-staticcheck-$(STATICCHECK): | $(GO_READY)
 	$(call make-venv,$(PROTO_VENV))
 	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK)
+	touch $@
+
+$(CHART_VENV)/.stamp: .ci/chart-tools.txt helm/tools/go.mod helm/tools/go.sum helm/tools/podsecurity/main.go | $(GO_READY)
+	$(call make-venv,$(CHART_VENV))
+	$(CHART_BIN)/python $(PIP_INSTALL) -r .ci/chart-tools.txt
+	cd helm/tools && export CGO_ENABLED=0 && $(GO) build -ldflags '-s -w' -o $(CURDIR)/$(CHART_BIN)/ ./podsecurity helm.sh/helm/v3/cmd/helm && $(GO) vet ./...
 	touch $@

@@ -36,7 +36,7 @@ GROUPS = (
     ("head", None, ("checkpoint", "target_checkpoint", "device", "dtype")),
     ("levers", "change what is drafted, never what the target answers", LEVERS),
     ("listeners", None, ("socket", "listen", "tls_cert", "tls_key", "tls_client_ca", "insecure")),
-    ("probes and log", None, ("probe_host", "metrics_port", "health_port", "log_level")),
+    ("probes and log", None, ("probe_host", "metrics_port", "health_port", "log_level", "tracing")),
     ("limits", None, ("max_drafts", "max_batch", "max_seq_len", "prefill_rows", "message_bytes", "max_in_flight")),
     ("memory", None, ("page_rows", "kv_bytes", "arena_bytes", "carry_ttl_s", "carry_share")),
     ("sessions", None, ("lease_s", "grace_s", "drain_s", "max_sessions", "max_sequences")),
@@ -159,6 +159,7 @@ class ServiceConfig:
     workers: int = _setting(16, "threads for unary calls; streams have their own", int)
     torch_threads: int = _setting(0, "threads that torch uses on a CPU; 0 = torch's default", int)
     log_level: str = _setting("info", "debug, info, warning or error", str)
+    tracing: bool = _setting(False, "OpenTelemetry spans of Propose; OTEL_* variables say where to", parse_bool)
 
     def check(self) -> None:
         """Refuses values that cannot work, by themselves or together. Raises ConfigError."""

@@ -48,6 +48,7 @@ class Books:
         num_pages: pages of the pool.
         page_rows: rows in a page.
         max_batch: most entries of one forward.
+        borrows: whether callers of the engine's `work` may do a step.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class Books:
         page_rows: int = 4,
         max_batch: int = 8,
         limits: CarryLimits | None = None,
+        *,
+        borrows: bool = False,
     ) -> None:
         layout = head.kv_layout()
         shape = PoolShape(layout.num_layers, page_rows, layout.num_kv_heads, layout.head_dim, layout.dtype)
@@ -78,6 +81,7 @@ class Books:
             in_flight=InFlight(2),
             observer=metrics,
             clock=time.monotonic,
+            borrows=borrows,
         )
         self.engine.start()
 

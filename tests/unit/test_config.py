@@ -92,6 +92,7 @@ OTHERS = {
     "lm_head": "nvfp4",
     "draft_vocab": "ids:/a/list",
     "log_level": "debug",
+    "tracing": "true",
 }
 
 
