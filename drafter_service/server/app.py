@@ -315,6 +315,7 @@ class Service:
                 self._servicer.end_session(session, "expired")
             self._servicer.cut_streams()
             self._servicer.expire_carries()
+            self.metrics.enter_noted()  # a scrape of some names alone does not
             self._health.check()
         for session in self.assembly.sessions.pop_all():
             self._servicer.end_session(session, "shutdown")

@@ -72,6 +72,7 @@ class Metrics:
         notes = _Notes()
         registry.register(notes)
         self._note = notes.note
+        self.enter_noted = notes.enter_all
         self._rpc_seconds = self._histogram(
             "rpc_duration_seconds", "Time from a call's arrival to its answer.", ("method", "code")
         )

@@ -51,11 +51,11 @@ class Tracing:
         self.last_run, self.clock = last_run, clock
         self._offset_ns = time.time_ns() - int(clock() * NANOSECONDS)
 
-    def parent_in(self, metadata: Iterable[tuple[str, Any]]) -> object:
+    def parent_in(self, metadata: Iterable[tuple[str, Any]]) -> Any:
         """The caller's context: W3C `traceparent` and `tracestate` of a call's metadata."""
         return self._propagator.extract({key: value for key, value in metadata if isinstance(value, str)})
 
-    def begin(self, parent: object, num_entries: int) -> ProposeTrace:
+    def begin(self, parent: Any, num_entries: int) -> ProposeTrace:
         """A Propose has arrived."""
         return ProposeTrace(self, parent, num_entries)
 
@@ -71,7 +71,7 @@ class Tracing:
 class ProposeTrace:
     """The span of one Propose; it is made when the answer is."""
 
-    def __init__(self, tracing: Tracing, parent: object, num_entries: int) -> None:
+    def __init__(self, tracing: Tracing, parent: Any, num_entries: int) -> None:
         self._tracing = tracing
         self._parent = parent
         self._num_entries = num_entries

@@ -32,7 +32,7 @@ CHART = Path(__file__).resolve().parent.parent / "drafter-service"
 RULES = CHART / "alerts" / "rules.yaml"
 DASHBOARD = CHART / "dashboards" / "specdraft.json"
 START_S = 30.0
-SCRAPE_S = 0.5
+SCRAPE_S = 1.0
 NUM_DRAFTS = 3
 
 

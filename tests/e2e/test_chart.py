@@ -320,3 +320,13 @@ def test_the_dashboard_and_the_rules_arrive_as_they_are_in_the_chart():
     assert json.loads(one(found, "ConfigMap")["data"]["specdraft.json"]) == stored
     rules = yaml.safe_load((CHART / "alerts" / "rules.yaml").read_text(encoding="utf-8"))
     assert one(found, "PrometheusRule")["spec"] == rules
+
+
+def test_mps_is_asked_of_nvidias_driver_whatever_class_chooses_the_gpu():
+    changes = {"gpu": {"dra": {"deviceClassName": "small.example"}, "mps": {"enabled": True}}}
+    found = objects(merged(shape_values("sidecar"), changes))
+    devices = one(found, "ResourceClaimTemplate")["spec"]["spec"]["devices"]
+    assert devices["requests"][0]["exactly"]["deviceClassName"] == "small.example"
+    (config,) = devices["config"]
+    assert config["opaque"]["driver"] == "gpu.nvidia.com"
+    assert config["opaque"]["parameters"]["sharing"] == {"strategy": "MPS"}

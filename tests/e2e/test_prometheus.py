@@ -56,8 +56,12 @@ def test_promtool_sees_an_alert_that_does_not_do_what_its_case_says(tmp_path):
 
 
 def test_the_target_is_up_and_every_rule_is_well(watched):
-    (target,) = watched.prometheus.ask("targets")["activeTargets"]
-    assert (target["health"], target["lastError"]) == ("up", "")
+    def target():
+        (found,) = watched.prometheus.ask("targets")["activeTargets"]
+        return found
+
+    # One scrape may come late on a busy machine: Prometheus gives it no more than the time between two.
+    watched_demo.wait_for(lambda: target()["health"] == "up", 10, "the target")
     loaded = [rule for group in watched.prometheus.ask("rules")["groups"] for rule in group["rules"]]
     assert sorted(rule["name"] for rule in loaded) == sorted(ALERTS + RECORDED)
     assert {rule["health"] for rule in loaded} == {"ok"}
@@ -77,8 +81,8 @@ PANEL_QUERIES = [(panel.title, query.expr) for panel in read_panels() for query 
 @pytest.mark.parametrize(("title", "expr"), PANEL_QUERIES)
 def test_every_query_of_the_dashboard_returns_data_under_load(watched, title, expr):
     assert "$__rate_interval" in expr or "rate(" not in expr
-    found = watched.prometheus.ask("query", query=as_grafana_asks(expr, "30s"))["result"]
-    assert found, title
+    asked = as_grafana_asks(expr, "60s")
+    found = watched_demo.wait_for(lambda: watched.prometheus.ask("query", query=asked)["result"], 10, title)
     assert all(float(item["value"][1]) == float(item["value"][1]) for item in found), "a NaN"
 
 
@@ -100,7 +104,7 @@ def test_what_is_recorded_is_what_was_counted(watched):
 def scraped(watched, name):
     """The counter's value once Prometheus has what stands still by now."""
     value = watched.prometheus.value(f"specdraft_{name}_total")
-    ((_, points),) = watched.prometheus.series(f"specdraft_{name}_total", time.time() - 1.5, time.time(), 0.5)
+    ((_, points),) = watched.prometheus.series(f"specdraft_{name}_total", time.time() - 3, time.time(), 0.5)
     return value if len({at_rest for _, at_rest in points}) == 1 else None
 
 
@@ -110,7 +114,8 @@ def num_series(watched):
 
 def test_no_metric_grows_series_with_sessions(watched):
     def scrape_after(moment):
-        watched_demo.wait_for(lambda: watched.prometheus.value('timestamp(up{job="specdraft"})') > moment, 10, "scrape")
+        seen = f'timestamp(up{{job="specdraft"}}) > {moment} and up{{job="specdraft"}} == 1'
+        watched_demo.wait_for(lambda: watched.prometheus.ask("query", query=seen)["result"], 20, "a scrape")
         return num_series(watched)
 
     ended = 'specdraft_sessions_ended_total{end_reason="closed"}'
