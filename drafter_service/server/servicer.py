@@ -167,9 +167,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         """`Drive`."""
         parts = self._ready()
         token = _token(context)
-        session = parts.sessions.find(token)
+        session = self._session_of(token)
         parent = parts.parent_in(context)
-        drive = Drive(parts.calls, lambda: parts.sessions.find(token), parts.metrics, self._clock, parent)
+        drive = Drive(parts.calls, lambda: self._session_of(token), parts.metrics, self._clock, parent)
         with self._lock:
             if self._is_ending:
                 raise draining()
@@ -253,9 +253,12 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         return self._parts
 
     def _session(self, context: grpc.ServicerContext) -> Session:
+        return self._session_of(_token(context))
+
+    def _session_of(self, token: bytes) -> Session:
         parts = self._ready()
         try:
-            return parts.sessions.find(_token(context))
+            return parts.sessions.find(token)
         except SpecdraftError:
             if self._is_ending:  # the end of the service has ended the session
                 raise draining() from None
