@@ -29,7 +29,7 @@ TIME_MAX_S = 1e6
 """Longest time: in milliseconds it fits into the contract's uint32 fields."""
 
 
-LEVERS = ("hidden_source", "recycle", "lm_head", "draft_vocab")
+LEVERS = ("hidden_source", "recycle", "quantization", "lm_head", "draft_vocab")
 """Settings that change what is drafted and never what a target answers: an A/B changes one of them."""
 
 GROUPS = (
@@ -130,6 +130,11 @@ class ServiceConfig:
     dtype: str = _setting("auto", "float32, bfloat16, or auto = float32 on a CPU, as stored on a GPU", str)
     hidden_source: str = _setting("auto", "pre_norm or post_norm; auto = what the head was trained on", str)
     recycle: str = _setting("auto", "state that feeds the next draft: pre_norm or post_norm; auto = the family's", str)
+    quantization: str = _setting(
+        "as-stored",
+        "what the projections are rounded to: as-stored, fp8 (all) or nvfp4 (all but the joining one, k and v)",
+        str,
+    )
     lm_head: str = _setting(
         "auto",
         "what the LM head is rounded to: as-stored, float32, bf16, fp8 or nvfp4; auto = nvfp4 on a GPU, else as-stored",
@@ -197,6 +202,7 @@ class ServiceConfig:
             "dtype": ("auto", "float32", "bfloat16"),
             "hidden_source": ("auto", "pre_norm", "post_norm"),
             "recycle": ("auto", "pre_norm", "post_norm"),
+            "quantization": ("as-stored", "fp8", "nvfp4"),
             "lm_head": ("auto", "as-stored", "float32", "bf16", "fp8", "nvfp4"),
             "log_level": ("debug", "info", "warning", "error"),
         }

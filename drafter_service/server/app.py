@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from drafter_service.config import ADMIN_SUFFIX, DESCRIPTOR_SUFFIX, ConfigError, ServiceConfig
 from drafter_service.heads import (
+    BodyPrecision,
     CheckpointError,
     HeadPlan,
     HiddenSource,
@@ -131,6 +132,7 @@ class Service:
                 dtype=dtype,
                 hidden_source=None if config.hidden_source == "auto" else HiddenSource(config.hidden_source),
                 recycle=None if config.recycle == "auto" else RecycleSource(config.recycle),
+                quantization=BodyPrecision(config.quantization),
                 lm_head=None if config.lm_head == "auto" else LmHeadPrecision(config.lm_head),
                 draft_vocab=config.draft_vocab,
             )

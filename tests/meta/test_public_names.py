@@ -73,6 +73,7 @@ PUBLIC_NAMES: dict[str, list[str]] = {
     "drafter_service.engine": ["Engine", "HeadIdentity", "Ledger", "Scheduler", "draining"],
     "drafter_service.heads": [
         "ArchitectureRecord",
+        "BodyPrecision",
         "Checkpoint",
         "CheckpointError",
         "DraftVocabulary",

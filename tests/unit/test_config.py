@@ -89,6 +89,7 @@ OTHERS = {
     "dtype": "bfloat16",
     "hidden_source": "pre_norm",
     "recycle": "post_norm",
+    "quantization": "fp8",
     "lm_head": "nvfp4",
     "draft_vocab": "ids:/a/list",
     "log_level": "debug",
