@@ -7,6 +7,7 @@ The streams are played, the decisions are the product's own: `ClientLane`, `Serv
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from drafter_service.memory.lane_protocol import ServiceLane, Verdict, may_run
@@ -55,8 +56,7 @@ class World(NamedTuple):
     def steps(self):
         """(name, world) of everything that can happen next."""
         for index, lane in enumerate(self.lanes):
-            for name, changed in self._lane_steps(index, lane):
-                yield name, changed
+            yield from self._lane_steps(index, lane)
         if self.may_die:
             if self.client_lives:
                 lanes = tuple(lane._replace(client_stream=(), answers=frozenset()) for lane in self.lanes)
@@ -71,38 +71,46 @@ class World(NamedTuple):
             yield "lease ends", self._replace(session_over=True, lanes=lanes)
 
     def _lane_steps(self, index, lane):
-        def put(changed, **others):
-            return self._replace(lanes=(*self.lanes[:index], changed, *self.lanes[index + 1 :]), **others)
-
-        if self.client_lives:
-            yield from ((f"{index} {n}", put(c)) for n, c in client_steps(lane, self))
-            if lane.client_stream and not self.hangs:
-                yield from ((f"{index} {n}", put(c)) for n, c in play_client(lane))
-        if self.service_lives:
-            room = sum(one.service.num_open_waits(one.ready) for one in self.lanes) < self.waits
-            yield from ((f"{index} {n}", put(c)) for n, c in service_steps(lane, room, self.session_over))
-            for ticket in lane.refusable if self.refusals else ():
-                refused = lane._replace(
-                    service=lane.service.refused(ticket),
-                    refusable=lane.refusable - {ticket},
-                    answers=lane.answers | {(ticket, False)},
-                )
-                yield f"{index} refuse {ticket}", put(refused, refusals=self.refusals - 1)
+        put = partial(self._put, index)
+        for name, changed, *others in self._host_steps(lane):
+            yield f"{index} {name}", put(changed, *others)
         for ticket in lane.requests:
             if self.service_lives:
                 arrived = deliver(lane, ticket)
                 yield f"{index} request {ticket} arrives", put(arrived)
                 if self.doubles:
                     again = arrived._replace(requests=arrived.requests | {ticket})
-                    yield f"{index} request {ticket} arrives, and will again", put(again, doubles=self.doubles - 1)
+                    yield f"{index} request {ticket} comes twice", put(again)._replace(doubles=self.doubles - 1)
             if self.losses:
                 lost = lane._replace(requests=lane.requests - {ticket})
-                yield f"{index} request {ticket} is lost", put(lost, losses=self.losses - 1)
-        for answer in lane.answers:
-            rest = lane.answers - {answer}
-            if self.client_lives:
-                told = lane._replace(answers=rest, client=lane.client.answered(answer[0], is_ok=answer[1]))
-                yield f"{index} answer {answer} arrives", put(told)
+                yield f"{index} request {ticket} is lost", put(lost)._replace(losses=self.losses - 1)
+        for ticket, is_ok in lane.answers if self.client_lives else ():
+            client = lane.client.answered(ticket, is_ok=is_ok)
+            told = lane._replace(answers=lane.answers - {(ticket, is_ok)}, client=client)
+            yield f"{index} answer {ticket} arrives", put(told)
+
+    def _host_steps(self, lane):
+        if self.client_lives:
+            yield from client_steps(lane, self)
+            if lane.client_stream and not self.hangs:
+                yield from play_client(lane)
+        if self.service_lives:
+            room = sum(one.service.num_open_waits(one.ready) for one in self.lanes) < self.waits
+            yield from service_steps(lane, room, self.session_over)
+            for ticket in lane.refusable if self.refusals else ():
+                yield f"refuse {ticket}", refuse(lane, ticket), self.refusals - 1
+
+    def _put(self, index, lane, refusals=None):
+        lanes = (*self.lanes[:index], lane, *self.lanes[index + 1 :])
+        return self._replace(lanes=lanes, refusals=self.refusals if refusals is None else refusals)
+
+
+def refuse(lane, ticket):
+    return lane._replace(
+        service=lane.service.refused(ticket),
+        refusable=lane.refusable - {ticket},
+        answers=lane.answers | {(ticket, False)},
+    )
 
 
 def deliver(lane, ticket):
@@ -205,29 +213,29 @@ def believed(lane):
 def broken_rules(before, after):
     """The rules that one step breaks; empty = none."""
     for old, new in zip(before.lanes, after.lanes, strict=True):
-        wrote = new.slot != old.slot and new.slot[1] == 0
-        if wrote and old.is_fenced:
-            yield "a round of a released lane wrote rows"
-        if wrote and new.slot[0] > old.verified:
-            yield "a round ran before its verify had ended"
-        if old.service.is_released and (
-            new.service.last != old.service.last or len(new.service_stream) > len(old.service_stream)
-        ):
-            yield "a released lane was used again"
-        if new.done < old.done and old.done != RELEASED:
-            yield "done went back"
-        if new.pages_returned and any(kind == "kernel" for kind, _ in new.service_stream):
-            yield "pages returned while the device may touch them"
-        queue = [one.ticket for one in new.service.queue]
-        if queue != sorted(set(queue)):
-            yield "tickets are out of order"
-        if new.client.is_released and believed(new):
-            yield "a round of a released lane is believed"
-        if new.client.open - old.client.open and old.client.is_released:
-            yield "a released lane gave a ticket"
+        for rule, holds in rules(old, new).items():
+            if not holds:
+                yield rule
     waits = sum(lane.service.num_open_waits(lane.ready) for lane in after.lanes)
     if after.service_lives and waits > after.waits:
         yield "more waits are open than may be"
+
+
+def rules(old, new):
+    wrote = new.slot != old.slot and new.slot[1] == 0
+    queue = [one.ticket for one in new.service.queue]
+    is_used = new.service.last != old.service.last or len(new.service_stream) > len(old.service_stream)
+    touches = any(kind == "kernel" for kind, _ in new.service_stream)
+    return {
+        "a round of a released lane wrote rows": not (wrote and old.is_fenced),
+        "a round ran before its verify had ended": not wrote or new.slot[0] <= old.verified,
+        "a released lane was used again": not (old.service.is_released and is_used),
+        "a released lane gave a ticket": not (old.client.is_released and new.client.last != old.client.last),
+        "a round of a released lane is believed": not (new.client.is_released and believed(new)),
+        "done went back": new.done >= old.done or old.done == RELEASED,
+        "pages returned while the device may touch them": not (new.pages_returned and touches),
+        "tickets are out of order": queue == sorted(set(queue)),
+    }
 
 
 def stuck(world):
@@ -283,16 +291,22 @@ def explore(start, *, stop_at_fault=False):
     if waiting:
         return search
     search.num_worlds, search.num_ends = len(seen), len(ends)
-    reaches_end = set(ends)
+    num_lost = len(seen) - len(reaching(ends, befores))
+    if num_lost:
+        search.faults.append(("some worlds never end", "", num_lost))
+    return search
+
+
+def reaching(ends, befores):
+    """Numbers of the worlds from which an end can be reached."""
+    found = set(ends)
     waiting = deque(ends)
     while waiting:
         for before in befores[waiting.popleft()]:
-            if before not in reaches_end:
-                reaches_end.add(before)
+            if before not in found:
+                found.add(before)
                 waiting.append(before)
-    if len(reaches_end) != len(seen):
-        search.faults.append(("some worlds never end", "", len(seen) - len(reaches_end)))
-    return search
+    return found
 
 
 def one_lane(num_tickets, **budget):

@@ -88,7 +88,7 @@ class ServiceLane:
 
         Args:
             ready: the counter, as the CPU sees it.
-            has_room: whether one more wait may be open. A round whose `ready` is there, or which is refused, needs none.
+            has_room: whether one more wait may be open. A round that is refused, or whose `ready` is there, needs none.
         """
         if self.is_released:
             return None
