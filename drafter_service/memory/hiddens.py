@@ -45,6 +45,20 @@ def hidden_rows(data: bytes | bytearray, dtype: str, width: int, head_dtype: str
     return rows
 
 
+def checked_rows(rows: Tensor, head_dtype: str) -> Tensor:
+    """Private rows [rows, width], on whatever device, in the head's element type.
+
+    Raises:
+        HIDDEN_NOT_FINITE: as `hidden_rows`.
+    """
+    rows = rows.to(DTYPES[head_dtype])
+    finite = torch.isfinite(rows).all(dim=1)
+    if not finite.all():
+        row = int((~finite).nonzero()[0, 0])
+        raise make_error(Reason.HIDDEN_NOT_FINITE, f"hidden row {row} holds NaN or an infinity", row=row)
+    return rows
+
+
 def _sum(buffer: bytearray, rows: Tensor) -> float:
     # A round's few rows are summed sooner by Python than torch is woken up in a thread that hardly uses it.
     if buffer and rows.dtype == torch.float32 and rows.numel() <= FEW_ELEMENTS:

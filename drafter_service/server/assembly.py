@@ -18,9 +18,11 @@ from drafter_service.engine.runner import EagerRunner
 from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.heads import HeadPlan, MtpHead, load_planned_head
 from drafter_service.memory import DescriptorServer
+from drafter_service.memory.gpu import GpuMemory
 from drafter_service.memory.hiddens import embedding_bytes
 from drafter_service.server.calls import Calls
 from drafter_service.server.facts import ServiceFacts
+from drafter_service.server.gpu import open_gpu
 from drafter_service.server.handshake import Handshake
 from drafter_service.server.self_test import SelfTestError, self_test
 from drafter_service.server.servicer import Parts
@@ -64,6 +66,7 @@ class Assembly:
         self.sessions = SessionTable(config.lease_s, config.grace_s, config.max_sessions, clock)
         self._metrics = metrics
         self._clock = clock
+        self.gpu: GpuMemory | None = open_gpu(config, head.device)
         self._descriptors: DescriptorServer | None = None
 
     @property
@@ -82,13 +85,15 @@ class Assembly:
         if facts.descriptor_socket is not None:
             self._descriptors = DescriptorServer(facts.descriptor_socket, socket_mode)
         calls = Calls(self.engine, facts, self._metrics, self._embed, self._clock)
-        return Parts(self.engine, calls, self.sessions, Handshake(facts, self._descriptors), self._metrics)
+        return Parts(self.engine, calls, self.sessions, Handshake(facts, self._descriptors, self.gpu), self._metrics)
 
     def close(self) -> None:
         """Ends the engine and the side socket. Whoever wants what was accepted to be done has drained before."""
         self.engine.stop(timeout_s=0)
         if self._descriptors is not None:
             self._descriptors.close()
+        if self.gpu is not None:
+            self.gpu.close()
 
     def _embed(self, token: int, dtype: str) -> bytes:
         return embedding_bytes(self.head.embed(torch.tensor([token], device=self.head.device))[0].cpu(), dtype)

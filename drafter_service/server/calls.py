@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from drafter_service.engine import Engine
 from drafter_service.engine import operations as ops
-from drafter_service.memory import HostArena
+from drafter_service.memory import SharedArena
 from drafter_service.server import encoding
 from drafter_service.server.decoding import Decoded, Decoder
 from drafter_service.server.facts import ServiceFacts
@@ -117,7 +117,7 @@ class Calls:
 
     def keep_alive(self, session: Session, request: session_pb2.KeepAliveRequest) -> session_pb2.KeepAliveResponse:
         """`KeepAlive`: finding the session has renewed its lease already."""
-        if isinstance(session.arena, HostArena) and request.arena_nonce:
+        if isinstance(session.arena, SharedArena) and request.arena_nonce:
             if request.arena_nonce != session.arena.nonce:
                 raise make_error(Reason.MAPPING_NOT_PROVEN, "the nonce is not the one in the arena")
             session.mapping_proven = True
@@ -143,11 +143,13 @@ class Calls:
     def _propose_response(self, session: Session, request: Message, outcomes: Sequence[ops.Outcome]) -> Message:
         assert isinstance(request, pb.ProposeRequest), "kinds say so"
         for entry, outcome in zip(request.entries, outcomes, strict=True):
-            if entry.HasField("output_slot") and isinstance(session.arena, HostArena):
+            if entry.HasField("output_slot") and isinstance(session.arena, SharedArena):
                 self._write_outputs(session, session.arena, entry, outcome)
         return encoding.propose_response(outcomes)
 
-    def _write_outputs(self, session: Session, arena: HostArena, entry: pb.ProposeEntry, outcome: ops.Outcome) -> None:
+    def _write_outputs(
+        self, session: Session, arena: SharedArena, entry: pb.ProposeEntry, outcome: ops.Outcome
+    ) -> None:
         if entry.output_slot >= arena.layout.wish.num_slots:
             return  # refused for it
         outputs = slot_outputs(entry.op, outcome, self._embed, session.agreement.hidden_dtype)

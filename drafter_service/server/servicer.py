@@ -15,12 +15,13 @@ from google.protobuf.message import Message
 
 from drafter_service.engine import Engine, draining
 from drafter_service.engine import operations as ops
+from drafter_service.server import regions
 from drafter_service.server.calls import Answerable, Calls
 from drafter_service.server.drive import Drive
 from drafter_service.server.encoding import carry_infos
-from drafter_service.server.handshake import Handshake, open_session_response
+from drafter_service.server.handshake import Handshake, kind_name, open_session_response
+from drafter_service.server.hiddens import regions_of
 from drafter_service.server.interceptors import Ended
-from drafter_service.server.refusals import not_implemented
 from drafter_service.state import Session, SessionTable
 from drafter_service.telemetry import Metrics
 from specdraft.errors import Reason, make_error
@@ -97,8 +98,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         done = threading.Event()
         call = ops.Call([ops.CloseSession(session.session_id, b"")], self._clock(), math.inf, lambda _: done.set())
         parts.engine.submit(call)
-        if session.arena is not None:
-            session.arena.close()
+        for owned in (session.lanes, session.regions, session.arena):
+            if owned is not None:
+                owned.close()
         parts.metrics.session_ended(reason)
         _log.info("a session ended: %s; %d are open", reason, len(parts.sessions))
         return done
@@ -129,8 +131,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
             raise draining()
         agreement = parts.handshake.agree(request)
         kind = parts.handshake.memory_kind(request, is_local=context.peer().startswith("unix:"))
-        is_shared = kind == tensor_pb2.MEMORY_KIND_HOST
-        arena = parts.handshake.make_arena(request, agreement) if is_shared else None
+        is_shared = kind != tensor_pb2.MEMORY_KIND_INLINE
+        arena = parts.handshake.make_arena(request, agreement, kind) if is_shared else None
         try:
             session, token = parts.sessions.open(agreement, arena)
         except BaseException:
@@ -138,8 +140,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
                 arena.close()
             raise
         _log.info("a session opened; %d are open", len(parts.sessions))
-        parts.metrics.session_opened("host" if arena else "inline")
-        response = open_session_response(session, token, parts.handshake.facts, arena)
+        if kind == tensor_pb2.MEMORY_KIND_CUDA and parts.handshake.gpu is not None:
+            session.regions = parts.handshake.gpu.make_regions()
+        parts.metrics.session_opened(kind_name(kind))
+        response = open_session_response(session, token, parts.handshake, arena)
         if agreement.carry_owner:
             carries = ops.ListCarries(session.session_id, b"", agreement.carry_owner)
             response.carries.extend(carry_infos([parts.engine.ask(carries, context.time_remaining())]))
@@ -227,14 +231,15 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         return self._call(request, context)
 
     def RegisterRegion(self, request: session_pb2.RegisterRegionRequest, context: grpc.ServicerContext) -> Any:
-        """`RegisterRegion`: not built yet."""
-        self._session(context)
-        raise not_implemented(type(request).__name__.removesuffix("Request"))
+        """`RegisterRegion`."""
+        session = self._session(context)
+        return regions.register(session, self._ready().handshake.gpu, request)
 
     def UnregisterRegion(self, request: session_pb2.UnregisterRegionRequest, context: grpc.ServicerContext) -> Any:
-        """`UnregisterRegion`: not built yet."""
-        self._session(context)
-        raise not_implemented(type(request).__name__.removesuffix("Request"))
+        """`UnregisterRegion`."""
+        table = regions_of(self._session(context))
+        table.unregister(request.region_id, context.time_remaining() / 2)
+        return session_pb2.UnregisterRegionResponse()
 
     def _ready(self) -> Parts:
         if self._parts is None:

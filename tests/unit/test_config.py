@@ -82,6 +82,8 @@ OTHERS = {
     "tls_key": "/k",
     "tls_client_ca": "/ca",
     "insecure": "true",
+    "allow_client_regions": "true",
+    "simulated_gpu": "/a/directory",
     "probe_host": "::1",
     "metrics_port": "off",
     "health_port": "0",

@@ -12,7 +12,7 @@ from specdraft import operations
 from specdraft.answers import Carry, Proposal, SequenceState
 from specdraft.channel import open_channel
 from specdraft.conversations import Conversations
-from specdraft.errors import SpecdraftError
+from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.exchanges import Exchange
 from specdraft.items import (
     CatchupItem,
@@ -23,6 +23,7 @@ from specdraft.items import (
     state_or_error,
 )
 from specdraft.options import SessionKeywords, SessionOptions
+from specdraft.regions import Region
 from specdraft.sequence import Sequence
 from specdraft.server_info import ServerInfo
 from specdraft.session import Session, open_session
@@ -181,6 +182,24 @@ class Client:
         with self._locked(items):
             session.run(catchup_jobs(jobs, session.terms, session.placement))
         return [state_or_error(job) for job in jobs]
+
+    def register_region(self, buffer: object) -> Region:
+        """Has the service open a buffer of the target's in GPU memory: rows that lie in it are then passed, not copied.
+
+        Everything in the buffer's allocation can be read by the service, so it is best a cudaMalloc of its own.
+
+        Args:
+            buffer: a dense torch tensor on the GPU, anything with `__cuda_array_interface__`, or a `DeviceRange`.
+
+        Raises:
+            ValueError: it is no such thing.
+            SpecdraftError: `TRANSPORT_UNAVAILABLE`: the session has no CUDA memory, or the service was not started with
+                `--allow-client-regions`; `MEMORY_NOT_SHAREABLE`; `REGIONS_EXHAUSTED`.
+        """
+        regions = self._session.regions
+        if regions is None:
+            raise make_error(Reason.TRANSPORT_UNAVAILABLE, "this session has no CUDA memory", kind="region")
+        return regions.register(buffer)
 
     def free_kv(self, carry: Carry) -> None:
         """Gives a carry up."""

@@ -22,9 +22,7 @@ class CudaBindingsDriver:
     """
 
     def __init__(self, bindings: Any = None) -> None:
-        if bindings is None:
-            from cuda.bindings import driver as bindings
-        self._cuda = bindings
+        self._cuda: Any = _import_bindings() if bindings is None else bindings
         self._contexts: dict[int, Any] = {}
         try:
             self._call("cuInit", 0)
@@ -142,3 +140,9 @@ class CudaBindingsDriver:
         if int(code):
             raise CudaError(name, getattr(code, "name", str(int(code))))
         return values[0] if len(values) == 1 else tuple(values)
+
+
+def _import_bindings() -> Any:
+    from cuda.bindings import driver
+
+    return driver

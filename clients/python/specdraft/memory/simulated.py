@@ -86,7 +86,7 @@ class SimulatedDriver:
         self._imported: dict[int, _Memory] = {}
         self._registered: dict[int, int] = {}
         self._queues: list[deque[_Command]] = [deque() for _ in range(num_queues)]
-        self._streams: dict[int, int] = {}
+        self._streams: dict[int, int] = {0: 0}  # the default stream
         self._next_stream = 1
         self._broken = ""
         self._closed = threading.Event()
@@ -129,7 +129,7 @@ class SimulatedDriver:
     @property
     def num_streams(self) -> int:
         """Streams that were not destroyed."""
-        return len(self._streams)
+        return len(self._streams) - 1
 
     def devices(self) -> tuple[bytes, ...]:
         """UUIDs made of the ordinal."""
