@@ -57,6 +57,7 @@ class Books:
         page_rows: int = 4,
         max_batch: int = 8,
         limits: CarryLimits | None = None,
+        wrap_runner=lambda runner, head, pool: runner,
     ) -> None:
         layout = head.kv_layout()
         shape = PoolShape(layout.num_layers, page_rows, layout.num_kv_heads, layout.head_dim, layout.dtype)
@@ -70,7 +71,7 @@ class Books:
         vault = Vault(self.allocator, limits or CarryLimits(300.0, num_pages), metrics, lambda: self.now)
         identity = HeadIdentity(head.fingerprint, page_rows)
         self.ledger = Ledger(self.allocator, identity, vault, metrics, self.pool.copy_page)
-        self.runner = EagerRunner(head, self.pool)
+        self.runner = wrap_runner(EagerRunner(head, self.pool), head, self.pool)
         self.engine = Engine(
             self.ledger,
             Scheduler(max_batch, 64),

@@ -30,8 +30,8 @@ def rounds(client, rows, num_rounds=4):
     found = []
     with client.open_sequence() as sequence:
         sequence.catchup(0, STORY.tokens[:9], rows(0, 9))
-        for key in range(9, 9 + 2 * num_rounds, 2):
-            found.append(sequence.propose(key, STORY.tokens[key : key + 2], rows(key, 2), num_drafts=3))
+        keys = range(9, 9 + 2 * num_rounds, 2)
+        found += [sequence.propose(key, STORY.tokens[key : key + 2], rows(key, 2), num_drafts=3) for key in keys]
     return [(one.drafts, one.logprobs, one.state.row_count) for one in found]
 
 
@@ -104,7 +104,9 @@ def read(rows):
 
 
 def view(memory):
-    return torch.frombuffer(bytearray(ctypes.string_at(memory.pointer, memory.nbytes)), dtype=torch.float32).view(-1, WIDTH)
+    return torch.frombuffer(bytearray(ctypes.string_at(memory.pointer, memory.nbytes)), dtype=torch.float32).view(
+        -1, WIDTH
+    )
 
 
 def refused(reason, call, *arguments, **options):

@@ -70,7 +70,7 @@ class Regions:
         with self._lock:
             for region in self._open:
                 offset = rows.pointer - region.memory.pointer
-                if 0 <= offset and offset + rows.nbytes <= region.memory.nbytes:
+                if offset >= 0 and offset + rows.nbytes <= region.memory.nbytes:
                     return tensor_pb2.RegionRange(region_id=region.region_id, offset_bytes=offset)
         return None
 

@@ -191,7 +191,7 @@ class CudaArena:
         return DeviceRange(self._base + self.layout.slot_offset_bytes(slot) + offset, nbytes, self)
 
     def write_rows(self, rows: memoryview | DeviceRange, target: DeviceRange) -> None:
-        """Copies dense rows from host or GPU into a view of `slot_rows` or `staging_rows`, and waits for it.
+        """Copies dense rows from host or GPU into `slot_rows` or `staging_rows`, and waits for it.
 
         Raises:
             ValueError: the sizes differ.
