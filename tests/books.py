@@ -57,6 +57,7 @@ class Books:
         page_rows: int = 4,
         max_batch: int = 8,
         limits: CarryLimits | None = None,
+        *,
         wrap_runner=lambda runner, head, pool: runner,
     ) -> None:
         layout = head.kv_layout()

@@ -61,7 +61,7 @@ def capture_round(head: MtpHead, pool: KvPool, shape: RoundShape, spare_page: in
             run_round(head, pool, shape, inputs)
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         outputs = run_round(head, pool, shape, inputs)
     return CapturedRound(inputs, outputs, graph.replay)
 

@@ -92,23 +92,26 @@ class RoundOutputs:
 def make_inputs(shape: RoundShape, head: MtpHead, spare_page: int) -> RoundInputs:
     """Buffers of a shape on the head's device, as of a batch without entries."""
     device, batch = head.device, shape.batch
-    whole = {"dtype": torch.int64, "device": device}
+
+    def whole(*size: int, fill: int = 0) -> Tensor:
+        return torch.full(size, fill, dtype=torch.int64, device=device)
+
     masks = None
     if shape.has_masks:
         masks = torch.ones(batch, max(shape.drafts, 1), head.config.vocab_size, dtype=torch.bool, device=device)
     return RoundInputs(
         is_live=torch.zeros(batch, dtype=torch.bool, device=device),
-        first_key=torch.zeros(batch, **whole),
-        row_begin=torch.zeros(batch, **whole),
-        pair_count=torch.ones(batch, **whole),
-        tokens=torch.zeros(batch, shape.pairs, **whole),
+        first_key=whole(batch),
+        row_begin=whole(batch),
+        pair_count=whole(batch, fill=1),
+        tokens=whole(batch, shape.pairs),
         hiddens=torch.zeros(batch, shape.pairs, head.config.hidden_width, dtype=head.dtype, device=device),
-        page_table=torch.full((batch, shape.pages), spare_page, **whole),
-        num_drafts=torch.zeros(batch, **whole),
+        page_table=whole(batch, shape.pages, fill=spare_page),
+        num_drafts=whole(batch),
         min_logprob=torch.full((batch,), -torch.inf, device=device),
         keeps_drafts=torch.zeros(batch, dtype=torch.bool, device=device),
         masks=masks,
-        spare_page=torch.full((1,), spare_page, **whole),
+        spare_page=whole(1, fill=spare_page),
     )
 
 

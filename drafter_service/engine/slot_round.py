@@ -52,7 +52,6 @@ class SlotInputs:
         state_index: in the table of sequence states; padding has the last index, of nobody's.
         is_real: bool.
         op: the operation's number.
-        asked: drafts asked for.
         planned: drafts that the pages allow.
         planned_stop: why no more are planned: COMPLETE, NOT_ASKED or PAGES.
         max_keys: keys are below.
@@ -66,7 +65,6 @@ class SlotInputs:
     state_index: Tensor
     is_real: Tensor
     op: Tensor
-    asked: Tensor
     planned: Tensor
     planned_stop: Tensor
     max_keys: Tensor
@@ -113,7 +111,6 @@ def make_slot_inputs(shape: RoundShape, device: torch.device, spare_page: int) -
         state_index=whole(batch),
         is_real=torch.zeros(batch, dtype=torch.bool, device=device),
         op=whole(batch),
-        asked=whole(batch),
         planned=whole(batch),
         planned_stop=whole(batch),
         max_keys=whole(batch),
@@ -164,7 +161,7 @@ class SlotRound:
         count = torch.where(status == 0, outputs.draft_count, 0)
         stop = self._stop(outputs, position_limited, status)
         self._advance(status, core)
-        self._write_out(status, core, outputs, count, stop)
+        self._write_out(status, outputs, count, stop)
         fields = torch.stack((status, core.first_key, core.pair_count, count, stop), dim=1)
         self.mirror.copy_(torch.cat((fields, core.tokens, outputs.drafts[:, : self.shape.drafts]), dim=1))
         self.logprobs.copy_(outputs.logprobs)
@@ -196,9 +193,7 @@ class SlotRound:
         )
 
     def _check(self, copied: RoundInputs) -> tuple[Tensor, RoundInputs, Tensor]:
-        """Status of every entry (0 = fine), the core's inputs with harmless values where it is not, and whether the
-        positions limit the drafts.
-        """
+        """Status of every entry (0 = fine), the core's inputs, harmless where not, and whether positions limit."""
         inputs, numbers = self.inputs, self._place.numbers
         begin, begin_row, last_key = self._place.states.index_select(0, inputs.state_index).unbind(1)
         count = copied.pair_count
@@ -259,9 +254,7 @@ class SlotRound:
         after = torch.cat((before[:, :2], end[:, None]), dim=1)
         self._place.states.index_copy_(0, self.inputs.state_index, after)
 
-    def _write_out(
-        self, status: Tensor, core: RoundInputs, outputs: RoundOutputs, count: Tensor, stop: Tensor
-    ) -> None:
+    def _write_out(self, status: Tensor, outputs: RoundOutputs, count: Tensor, stop: Tensor) -> None:
         """Leaves the outputs in the slots, `op` behind the rest."""
         fields, batch = self._place.layout.fields, self.shape.batch
         out = torch.zeros(batch, fields.first_key, dtype=torch.uint8, device=status.device)
@@ -281,14 +274,19 @@ class SlotRound:
             (fields.row_count, row_count.int()),
             (fields.last_pair_key, state[:, 2]),
         ):
-            packed = values.reshape(batch, -1).contiguous().view(torch.uint8)
+            packed = _bytes_of(values.reshape(batch, -1))
             out[:, offset : offset + packed.shape[1]] = packed
         # Entries that pad the batch write the first one's bytes into the first one's slot once more.
         is_real = self.inputs.is_real[:, None]
         self._slots[:, : fields.first_key].index_copy_(0, self.inputs.slot, torch.where(is_real, out, out[:1]))
         op = torch.where(self.inputs.is_real, self.inputs.op, self.inputs.op[:1])
-        packed = op[:, None].contiguous().view(torch.uint8)
+        packed = _bytes_of(op[:, None])
         self._slots[:, fields.op : fields.op + 8].index_copy_(0, self.inputs.slot, packed)
+
+
+def _bytes_of(values: Tensor) -> Tensor:
+    """Rows of numbers as rows of bytes. A copy: a single number counts as contiguous whatever its stride."""
+    return values.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 @dataclass(slots=True)
@@ -308,19 +306,20 @@ class LaunchedRound:
 def capture_slot_round(head: MtpHead, pool: KvPool, shape: RoundShape, place: SlotPlace) -> LaunchedRound:
     """A lane's own instance of a round: launches of one instance are ordered by CUDA, so lanes share none.
 
-    Nothing of a session is touched: every entry pads, and the fence of a lane that is being made keeps it from running.
+    What runs while it is made runs on copies, so that nothing of a session is touched.
     """
     made = SlotRound(head, pool, shape, place)
-    made.inputs.state_index.fill_(place.states.shape[0] - 1)
     if head.device.type != "cuda":
         return LaunchedRound(made, made.run)
     stream = torch.cuda.Stream(head.device)
     stream.wait_stream(torch.cuda.current_stream(head.device))
+    copies = replace(place, arena=torch.zeros_like(place.arena), states=place.states.clone())
     with torch.cuda.stream(stream):
-        made.run()
-        made.run()
+        warm = SlotRound(head, pool, shape, copies)
+        warm.run()
+        warm.run()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         made.run()
     return LaunchedRound(made, graph.replay)

@@ -251,6 +251,7 @@ class Watchdog:
         self._observer = observer or LaneObserver()
         self._tick_s = tick_s
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._lanes: set[Lane] = set()
         self._ready: dict[Lane, int] = {}
         self._wake = threading.Event()
@@ -284,8 +285,10 @@ class Watchdog:
         self._wake.set()
         self._on_news(lane, dropped)
 
-    def close(self) -> None:
-        """Ends the thread; every lane has been released before."""
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Waits for the released lanes to be over, at most for the time, and ends the thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lanes, timeout_s)
         self._is_closed = True
         self._wake.set()
         self._thread.join()
@@ -313,6 +316,7 @@ class Watchdog:
             self._ready[lane] = ready
             self._on_news(lane, ())
         if lane.is_over:
-            with self._lock:
+            with self._changed:
                 self._lanes.discard(lane)
+                self._changed.notify_all()
             self._ready.pop(lane, None)

@@ -14,6 +14,7 @@ from drafter_service.config import MIB, ConfigError, ServiceConfig
 from drafter_service.engine import Engine, HeadIdentity, Ledger, Scheduler
 from drafter_service.engine.batch import Runner
 from drafter_service.engine.in_flight import InFlight
+from drafter_service.engine.lane_rounds import LaneDesk
 from drafter_service.engine.runner import EagerRunner
 from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.heads import HeadPlan, MtpHead, load_planned_head
@@ -24,6 +25,7 @@ from drafter_service.server.calls import Calls
 from drafter_service.server.facts import ServiceFacts
 from drafter_service.server.gpu import open_gpu
 from drafter_service.server.handshake import Handshake
+from drafter_service.server.lanes import REASONS, LaneCalls
 from drafter_service.server.self_test import SelfTestError, self_test
 from drafter_service.server.servicer import Parts
 from drafter_service.state import PageAllocator, SessionTable
@@ -67,6 +69,7 @@ class Assembly:
         self._metrics = metrics
         self._clock = clock
         self.gpu: GpuMemory | None = open_gpu(config, head.device)
+        self._lanes: LaneCalls | None = None
         self._descriptors: DescriptorServer | None = None
 
     @property
@@ -85,11 +88,23 @@ class Assembly:
         if facts.descriptor_socket is not None:
             self._descriptors = DescriptorServer(facts.descriptor_socket, socket_mode)
         calls = Calls(self.engine, facts, self._metrics, self._embed, self._clock)
+        if self.gpu is not None and self._descriptors is not None:
+            desk = LaneDesk(
+                self.engine,
+                self.head,
+                self.pool,
+                reasons=REASONS,
+                max_batch=self.config.max_batch,
+                max_pages=-(-self.max_seq_len // self.config.page_rows) + 1,
+            )
+            self._lanes = calls.lanes = LaneCalls(desk, facts, self.gpu, self._descriptors, self._clock)
         return Parts(self.engine, calls, self.sessions, Handshake(facts, self._descriptors, self.gpu), self._metrics)
 
     def close(self) -> None:
         """Ends the engine and the side socket. Whoever wants what was accepted to be done has drained before."""
         self.engine.stop(timeout_s=0)
+        if self._lanes is not None:
+            self._lanes.desk.close()
         if self._descriptors is not None:
             self._descriptors.close()
         if self.gpu is not None:

@@ -15,6 +15,7 @@ from drafter_service.memory import SharedArena
 from drafter_service.server import encoding
 from drafter_service.server.decoding import Decoded, Decoder
 from drafter_service.server.facts import ServiceFacts
+from drafter_service.server.lanes import LaneCalls, no_lanes
 from drafter_service.server.outputs import Embed, slot_outputs
 from drafter_service.server.refusals import not_implemented
 from drafter_service.state import Session
@@ -65,6 +66,7 @@ class Calls:
         self._embed = embed
         self._clock = clock
         self._kinds = self._make_kinds(Decoder(facts))
+        self.lanes: LaneCalls | None = None
 
     def _make_kinds(self, decoder: Decoder) -> Mapping[type[Message], tuple[Decode, Encode]]:
         head, page_rows = self._facts.head, self._facts.config.page_rows
@@ -99,6 +101,11 @@ class Calls:
             answer = self.keep_alive(session, request)
             on_done(Answerable(lambda: answer, self._clock()))
             return
+        if isinstance(request, pb.ProposeRequest) and request.HasField("lane_ticket"):
+            if self.lanes is None:
+                raise no_lanes()
+            self.lanes.begin(session, request, lambda encode: on_done(Answerable(encode, self._clock())))
+            return
         kind = self._kinds.get(type(request))
         if kind is None:
             raise not_implemented(type(request).__name__.removesuffix("Request"))
@@ -113,7 +120,14 @@ class Calls:
         for index, error in decoded.refused.items():
             call.finish(index, ops.Refusal(error, None))
         if call.open_indices():
+            self.submit(call)
+
+    def submit(self, call: ops.Call) -> None:
+        """Hands a call to the engine, behind the rounds of its sequences that only the device knows yet."""
+        if self.lanes is None:
             self._engine.submit(call)
+        else:
+            self.lanes.desk.submit(call)
 
     def keep_alive(self, session: Session, request: session_pb2.KeepAliveRequest) -> session_pb2.KeepAliveResponse:
         """`KeepAlive`: finding the session has renewed its lease already."""

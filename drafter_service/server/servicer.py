@@ -22,6 +22,8 @@ from drafter_service.server.encoding import carry_infos
 from drafter_service.server.handshake import Handshake, kind_name, open_session_response
 from drafter_service.server.hiddens import regions_of
 from drafter_service.server.interceptors import Ended
+from drafter_service.server.lanes import SessionLanes, no_lanes
+from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Session, SessionTable
 from drafter_service.telemetry import Metrics
 from specdraft.errors import Reason, make_error
@@ -97,10 +99,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
             )
         done = threading.Event()
         call = ops.Call([ops.CloseSession(session.session_id, b"")], self._clock(), math.inf, lambda _: done.set())
-        parts.engine.submit(call)
-        for owned in (session.lanes, session.regions, session.arena):
-            if owned is not None:
-                owned.close()
+        if session.lanes is not None:
+            session.lanes.close()  # first: pages and arena wait for what the device still does
+        parts.calls.submit(call)
+        if session.regions is not None:
+            session.regions.close()
+        if session.arena is not None and session.lanes is None:
+            session.arena.close()
         parts.metrics.session_ended(reason)
         _log.info("a session ended: %s; %d are open", reason, len(parts.sessions))
         return done
@@ -184,6 +189,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         finally:
             with self._lock:
                 del self._drives[drive]
+            if isinstance(session.lanes, SessionLanes):
+                session.lanes.release()  # what was sent on this stream and not answered is nobody's
             parts.sessions.detach(session, drive, broken=drive.is_broken or not context.is_active())
 
     def OpenSequence(self, request: pb.OpenSequenceRequest, context: grpc.ServicerContext) -> Any:
@@ -230,6 +237,14 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         """`ReadDrafts`."""
         return self._call(request, context)
 
+    def OpenLane(self, request: session_pb2.OpenLaneRequest, context: grpc.ServicerContext) -> Any:
+        """`OpenLane`."""
+        del request
+        parts = self._ready()
+        if parts.calls.lanes is None:
+            raise no_lanes()
+        return parts.calls.lanes.open(self._session(context), context.time_remaining() / 2)
+
     def RegisterRegion(self, request: session_pb2.RegisterRegionRequest, context: grpc.ServicerContext) -> Any:
         """`RegisterRegion`."""
         session = self._session(context)
@@ -252,6 +267,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     def _call(self, request: Message, context: grpc.ServicerContext) -> Message:
         parts = self._ready()
         session = self._session(context)
+        if isinstance(request, pb.ProposeRequest) and request.HasField("lane_ticket"):
+            raise invalid_field("lane_ticket", "in a unary call", "a ticket over Drive, where the order is sure")
         # Where the engine does not get on, callers are told while they can still do something else.
         if not self._places.acquire(timeout=context.time_remaining() / 2):
             limit = self._num_places

@@ -116,7 +116,9 @@ def test_confidence_masks_and_kept_drafts_go_as_in_the_eager_runner(head):
     found = []
     for books in made:
         ids = [books.open() for _ in range(3)]
-        kept = ops.Open(b"a session", b"kept".ljust(16), b"k" * 16, 200, reserve=False, max_sequences=9, keeps_drafts=True)
+        kept = ops.Open(
+            b"a session", b"kept".ljust(16), b"k" * 16, 200, reserve=False, max_sequences=9, keeps_drafts=True
+        )
         books.ask(kept)
         ids.append(kept.sequence_id)
         hiddens = torch.randn(3, head.config.hidden_size, generator=torch.Generator().manual_seed(1))

@@ -50,9 +50,7 @@ class World:
         whole = {"dtype": torch.int64, "device": head.device}
         self.fence, self.ready = torch.zeros(1, **whole), torch.ones(1, **whole)
         self.states = torch.tensor([[0, 0, -1]] * 4, **whole)
-        place = SlotPlace(
-            self.arena, self.layout, dtype, WIDTH, self.fence, self.ready, self.states, NUMBERS
-        )
+        place = SlotPlace(self.arena, self.layout, dtype, WIDTH, self.fence, self.ready, self.states, NUMBERS)
         self.dtype = getattr(torch, dtype)
         self.round = SlotRound(head, self.pool, RoundShape(batch, PAIRS, DRAFTS, PAGES), place)
         self.pairs = [{}, {}]
@@ -82,7 +80,6 @@ class World:
             "state_index": [*range(real), *[3] * (batch - real)],
             "is_real": [True] * real + [False] * (batch - real),
             "op": [100 + self.ticket] * batch,
-            "asked": [DRAFTS] * batch,
             "planned": [DRAFTS] * batch,
             "planned_stop": [Stop.COMPLETE.value] * batch,
             "max_keys": [PAGES * PAGE_ROWS - 2] * batch,
@@ -102,9 +99,14 @@ class World:
         fields = self.layout.fields
         begin = self.layout.slots + slot * fields.stride
         data = bytes(self.arena[begin : begin + fields.first_key].tolist())
-        status, count, stop = (struct.unpack_from("<i", data, at)[0] for at in (fields.status, fields.draft_count, fields.stop_reason))
+        status, count, stop = (
+            struct.unpack_from("<i", data, at)[0] for at in (fields.status, fields.draft_count, fields.stop_reason)
+        )
         drafts = struct.unpack_from(f"<{max(count, 0)}i", data, fields.drafts)
-        rows = struct.unpack_from("<i", data, fields.row_count)[0], struct.unpack_from("<q", data, fields.last_pair_key)[0]
+        rows = (
+            struct.unpack_from("<i", data, fields.row_count)[0],
+            struct.unpack_from("<q", data, fields.last_pair_key)[0],
+        )
         return status, struct.unpack_from("<Q", data, fields.op)[0], drafts, stop, rows
 
     def expect_oracle(self, index, drafts):
@@ -132,7 +134,9 @@ class World:
 
 def test_rounds_with_counts_and_keys_that_only_the_device_knows_draft_like_the_oracle(world):
     compared = 0
-    for turn, (counts, backs) in enumerate([((3, 1), (0, 0)), ((4, 2), (2, 0)), ((1, 4), (0, 1)), ((2, 3), (1, 3)), ((4, 1), (0, 0))]):
+    for turn, (counts, backs) in enumerate(
+        [((3, 1), (0, 0)), ((4, 2), (2, 0)), ((1, 4), (0, 1)), ((2, 3), (1, 3)), ((4, 1), (0, 0))]
+    ):
         asked = [world.step(index, slot, counts[index], backs[index]) for index, slot in ((0, 2), (1, 0))]
         mirror = world.run([2, 0])
         for index, slot in ((0, 2), (1, 0)):
@@ -158,7 +162,11 @@ def broken_slots():
     yield "a wild key", NUMBERS.missing_rows, {"first_key": struct.pack("<q", (1 << 63) - 1)}
     yield "a negative key", NUMBERS.missing_rows, {"first_key": struct.pack("<q", -(1 << 63))}
     yield "NaN", NUMBERS.not_finite, {"hidden": nan.view(torch.uint8).flatten().tolist()}
-    yield "infinity", NUMBERS.not_finite, {"hidden": (nan * 0 + 1).div(0).nan_to_num(nan=float("inf")).view(torch.uint8).flatten().tolist()}
+    yield (
+        "infinity",
+        NUMBERS.not_finite,
+        {"hidden": (nan * 0 + 1).div(0).nan_to_num(nan=float("inf")).view(torch.uint8).flatten().tolist()},
+    )
 
 
 @pytest.mark.parametrize("case", list(broken_slots()), ids=lambda case: case[0])
@@ -188,7 +196,9 @@ def test_a_slot_that_says_nonsense_is_refused_and_its_neighbour_goes_on(world, c
 def rows_of(world, index):
     """The pages of a sequence up to its rows."""
     count = int(world.states[index, 2]) + 1
-    return torch.stack([store[index * PAGES : (index + 1) * PAGES].flatten(0, 1)[:count] for store in world.pool.pages(0)])
+    return torch.stack(
+        [store[index * PAGES : (index + 1) * PAGES].flatten(0, 1)[:count] for store in world.pool.pages(0)]
+    )
 
 
 @pytest.mark.parametrize(("fence", "ready"), [(1, None), (0, RELEASED), (0, 1)])
@@ -249,6 +259,17 @@ def test_a_head_that_computes_nan_is_told_and_its_rows_are_given_up(world, monke
         mirror = world.run([0])
     assert mirror[0][0] == NUMBERS.internal
     assert world.states[0].tolist() == [0, 0, 1], "rows from the first key on are gone"
+
+
+def test_a_batch_of_one_leaves_the_same_as_a_padded_one(tmp_path, device):
+    write_tiny_checkpoint(tmp_path, seed=5)
+    found = []
+    for batch in (1, 4):
+        world = World(load_head(tmp_path, device=device), batch=batch)
+        world.step(0, 0, 3)
+        world.run([0])
+        found.append(world.outputs(0))
+    assert found[0] == found[1]
 
 
 def test_bfloat16_rows_and_embeddings_keep_their_bits(tmp_path, device):

@@ -114,6 +114,23 @@ class Placement:
             elif placed.kind == "staging":
                 self._staging.release()
 
+    def claim_slot(self) -> int:
+        """A slot for device-resident rounds, the caller's until `give_slot`.
+
+        Raises:
+            ValueError: none is free; ask for more by `slot_count`.
+        """
+        with self._lock:
+            slot = self._slots.take()
+        if slot is None:
+            raise ValueError("no arena slot is free: ask for more by slot_count")
+        return slot
+
+    def give_slot(self, slot: int) -> None:
+        """Gives a claimed slot back."""
+        with self._lock:
+            self._slots.give(slot)
+
     @property
     def in_use_count(self) -> int:
         """Slots and staging claims not given back."""

@@ -8,8 +8,9 @@ from typing import TypeVar
 import grpc
 
 from specdraft.channel import socket_path
-from specdraft.errors import SpecdraftError
+from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.exchanges import Exchange, Steps, perform
+from specdraft.lanes import LANE_TIMEOUT_FACTOR, Lane, check_connections
 from specdraft.lease import Lease, keep_alive
 from specdraft.memory import ClientGpu, CudaArena, HostArena, fetch_descriptor, side_socket_path
 from specdraft.options import SessionOptions
@@ -41,6 +42,7 @@ class Session:
         self._transport = transport
         self._arena = arena
         self._closed = False
+        self._lanes: list[Lane] = []
         if use_drive:
             transport.start_drive(terms.grace_s)
         self._lease = Lease(transport.call, terms.lease_s, terms.timeout_s)
@@ -54,6 +56,18 @@ class Session:
     def is_driving(self) -> bool:
         """Whether calls go over the `Drive` stream."""
         return self._transport.is_driving
+
+    def open_lane(self, stream: int, own_socket: str) -> Lane:
+        """Opens a lane beside the target's `stream`. See `Client.open_lane`."""
+        arena, drive = self._arena, self._transport.drive
+        if not isinstance(arena, CudaArena) or drive is None:
+            raise make_error(Reason.TRANSPORT_UNAVAILABLE, "lanes need CUDA memory and the Drive stream", kind="lane")
+        self._lanes = [lane for lane in self._lanes if not lane.is_over]
+        check_connections(len(self._lanes) + 1)
+        exchange = Exchange("OpenLane", session_pb2.OpenLaneRequest(), LANE_TIMEOUT_FACTOR * self.terms.timeout_s)
+        lane = Lane(self._transport.call(exchange), arena, drive, stream, own_socket=own_socket, terms=self.terms)
+        self._lanes.append(lane)
+        return lane
 
     def run(self, steps: Steps[T]) -> T:
         """Performs the steps of an operation.
@@ -71,6 +85,8 @@ class Session:
             return
         self._closed = True
         self._lease.close()
+        for lane in self._lanes:
+            lane.close()
         self._transport.stop_drive()  # first, so that it does not attach again to a session that is ending
         if not self.lost:
             with suppress(SpecdraftError):

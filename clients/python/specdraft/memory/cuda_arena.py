@@ -135,8 +135,8 @@ class ClientGpu:
         except CudaError as error:
             raise make_error(
                 Reason.MEMORY_NOT_SHAREABLE,
-                f"this memory cannot be exported by a CUDA IPC handle ({error.name}): it must come from cudaMalloc, not "
-                "from virtual memory management (expandable_segments, sleep mode)",
+                f"this memory cannot be exported by a CUDA IPC handle ({error.name}): it must come from cudaMalloc, "
+                "not from virtual memory management (expandable_segments, sleep mode)",
             ) from None
 
 
@@ -191,7 +191,7 @@ class CudaArena:
         return DeviceRange(self._base + self.layout.slot_offset_bytes(slot) + offset, nbytes, self)
 
     def write_rows(self, rows: memoryview | DeviceRange, target: DeviceRange) -> None:
-        """Copies dense rows from host or GPU into `slot_rows` or `staging_rows`, and waits for it.
+        """Copies dense rows from host or GPU into `slot_rows` or `staging_rows`, and waits.
 
         Raises:
             ValueError: the sizes differ.

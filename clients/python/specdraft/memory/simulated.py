@@ -24,7 +24,8 @@ from specdraft.memory.cuda import IPC_HANDLE_SIZE_BYTES, CudaError
 
 __all__ = ["SimulatedDriver"]
 
-_IDLE_S: Final = 50e-6
+_IDLE_S: Final = 100e-6
+_EMPTY_S: Final = 0.05
 _WORD_BYTES: Final = 8
 
 
@@ -333,6 +334,10 @@ class SimulatedDriver:
     def _run(self) -> None:
         while not self._closed.is_set():
             if not self.step():
+                with self._lock:
+                    if not any(self._queues):
+                        self._lock.wait(_EMPTY_S)
+                        continue
                 time.sleep(_IDLE_S)
 
     def _enqueue(self, call: str, command: _Command, pointer: int, size: int) -> None:
@@ -344,6 +349,7 @@ class SimulatedDriver:
             raise CudaError(call, "CUDA_ERROR_INVALID_HANDLE")
         with self._lock:
             self._queues[self._streams[command.stream]].append(command)
+            self._lock.notify_all()
 
     def _reaches(self, pointer: int, size: int) -> bool:
         ranges = [(m.address, m.size) for m in [*self._own.values(), *self._imported.values()]]
