@@ -20,7 +20,7 @@ from drafter_service.engine.operations import Call, CloseSession, LaneWrite, Ope
 from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.slot_round import NUM_MIRROR_WORDS, LaunchedRound, SlotPlace, capture_slot_round
 from drafter_service.heads import MtpHead
-from drafter_service.memory.lanes import OPEN_WAITS_MAX, Lane, Watchdog
+from drafter_service.memory.lanes import Lane, Watchdog
 from drafter_service.state.pool import KvPool
 from specdraft.errors import Reason, SpecdraftError, make_error
 
@@ -124,7 +124,7 @@ class LaneDesk:
         writes: Sequence[LaneWrite],
         on_done: Callable[[Results], None],
     ) -> None:
-        """Takes a round; `on_done` gets an error or None an entry once it is planned. Raises if the ticket is refused."""
+        """Takes a round; `on_done` gets an error or None an entry once planned. Raises if the ticket is refused."""
         try:
             context.lane.take(ticket, ready_timeout_s)
         except SpecdraftError:
@@ -283,7 +283,7 @@ class LaneDesk:
     def _pump(self, context: LaneContext) -> None:
         """Puts onto the stream what may go there."""
         has_launched = False
-        while context.lane.launch_next(context.works, has_room=self.watchdog.num_open_waits < OPEN_WAITS_MAX):
+        while context.lane.launch_next(context.works):
             has_launched = True
         if has_launched:
             self.watchdog.wake()

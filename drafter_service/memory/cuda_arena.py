@@ -28,6 +28,9 @@ GRANULE = 2 << 20
 """Allocations are whole multiples of this: smaller ones may share what is exported with others' memory."""
 
 
+DEFAULT_STREAM = 0
+
+
 class ArenaPool:
     """Makes arenas' allocations within a budget, and has them freed.
 
@@ -103,15 +106,12 @@ class ArenaPool:
         driver = self._driver
         driver.make_current(self._device)
         pointer = driver.allocate(size)
-        stream = driver.create_stream()
         try:
-            driver.fill(stream, pointer, 0, size)
-            driver.synchronize(stream)
+            driver.fill(DEFAULT_STREAM, pointer, 0, size)
+            driver.synchronize(DEFAULT_STREAM)
         except CudaError:
             driver.free(pointer)
             raise
-        finally:
-            driver.destroy_stream(stream)
         return pointer
 
     def _refill(self, size: int) -> None:

@@ -37,14 +37,55 @@ class LaneTools:
     Attributes:
         driver: the driver calls.
         device: the GPU's ordinal.
+        streams: what lanes run on.
         run: enqueues work on a stream: (stream, work).
         clock: monotonic seconds.
     """
 
     driver: CudaDriver
     device: int
+    streams: StreamPool
     run: Callable[[int, Callable[[], None]], None]
     clock: Callable[[], float]
+
+
+class StreamPool:
+    """The streams that lanes run on, few enough for each to have a hardware queue of its own.
+
+    A lane holds one only while it has work there. So a wait stops nobody else, and a round whose verify has ended
+    needs no stream on which somebody waits.
+
+    Args:
+        driver: makes them.
+        device: the GPU's ordinal.
+    """
+
+    def __init__(self, driver: CudaDriver, device: int) -> None:
+        self._driver = driver
+        self._device = device
+        self._lock = threading.Lock()
+        driver.make_current(device)
+        self._free = [driver.create_stream() for _ in range(OPEN_WAITS_MAX)]
+        self._all = list(self._free)
+        self.ready = driver.create_stream()
+        """Carries no wait, and is shared."""
+
+    def take(self) -> int | None:
+        """A stream that may carry waits; None = all are in use."""
+        with self._lock:
+            return self._free.pop() if self._free else None
+
+    def give(self, stream: int) -> None:
+        """Gives a stream back, on which nothing is left."""
+        if stream != self.ready:
+            with self._lock:
+                self._free.append(stream)
+
+    def close(self) -> None:
+        """Destroys them, when every lane is over."""
+        self._driver.make_current(self._device)
+        for stream in [*self._all, self.ready]:
+            self._driver.destroy_stream(stream)
 
 
 class Lane:
@@ -57,7 +98,6 @@ class Lane:
 
     Attributes:
         token: what the client shows to get the page's descriptor.
-        stream: carries nothing but this lane.
     """
 
     def __init__(self, number: int, tools: LaneTools, offers: Offers) -> None:
@@ -73,12 +113,12 @@ class Lane:
         finally:
             os.close(descriptor)
         self._own = CounterPage()
+        self._stream: int | None = None
         driver = tools.driver
         try:
             driver.make_current(tools.device)
             self._shared_pointer = driver.register_host(self._page.address, COUNTER_PAGE_SIZE_BYTES)
             self._own_pointer = driver.register_host(self._own.address, COUNTER_PAGE_SIZE_BYTES)
-            self.stream = driver.create_stream()
         except CudaError as error:
             offers.withdraw(self.token)
             raise make_error(
@@ -122,27 +162,42 @@ class Lane:
         with self.lock:
             self.state = self.state.refused(ticket)
 
-    def launch_next(self, works: dict[int, Callable[[], None]], *, has_room: bool) -> Ticketed | None:
+    def launch_next(self, works: dict[int, Callable[[], None]]) -> Ticketed | None:
         """Puts the next round onto the stream, if there is one that may go.
 
         Args:
             works: what the rounds of accepted tickets do; the one that is launched is taken out. A ticket that has no
                 work yet is waited for.
-            has_room: whether one more wait may be open.
         """
         with self.lock:
-            one = self.state.next_launch(self.ready, has_room=has_room)
+            ready = self.ready
+            # Once there, `ready` does not go back, unless to be released, which ends every wait.
+            may_wait = self._stream is None or self._stream != self._tools.streams.ready
+            one = self.state.next_launch(ready, has_room=may_wait)
             if one is None or (not one.is_refused and one.ticket not in works):
                 return None
+            stream = self._stream_for(one, ready)
+            if stream is None:
+                return None
+            self._stream = stream
             self.state = self.state.launched(one.ticket)
             driver = self._tools.driver
             driver.make_current(self._tools.device)
             if not one.is_refused:
-                driver.wait_value(self.stream, self.ready_pointer, one.ticket)
-                self._tools.run(self.stream, works.pop(one.ticket))
-            driver.write_value(self.stream, self._shared_pointer + DONE_OFFSET, one.ticket)
-            driver.write_value(self.stream, self._own_pointer + PASSED_OFFSET, one.ticket)
+                if stream != self._tools.streams.ready:
+                    driver.wait_value(stream, self.ready_pointer, one.ticket)
+                self._tools.run(stream, works.pop(one.ticket))
+            driver.write_value(stream, self._shared_pointer + DONE_OFFSET, one.ticket)
+            driver.write_value(stream, self._own_pointer + PASSED_OFFSET, one.ticket)
             return one
+
+    def _stream_for(self, one: Ticketed, ready: int) -> int | None:
+        """The lane's stream while it has work there: rounds of a lane stay in order."""
+        if self._stream is not None:
+            return self._stream
+        if one.is_refused or ready >= one.ticket:
+            return self._tools.streams.ready
+        return self._tools.streams.take()
 
     def release(self) -> tuple[int, ...]:
         """Ends the lane for good: the fence first, then the stores, which the watchdog repeats.
@@ -164,6 +219,9 @@ class Lane:
             before = self.state
             self.state = before.passed(self.passed)
             is_new = self.state != before
+            if self._stream is not None and self.state.is_drained:
+                self._tools.streams.give(self._stream)
+                self._stream = None
             if self.state.is_released and not self.state.is_settled:
                 # Seen first, stored then: nothing that comes after can overwrite it.
                 is_drained = self.state.is_drained
@@ -194,10 +252,9 @@ class Lane:
         return self.state.is_settled
 
     def take_down(self) -> None:
-        """Gives stream and pages back, once `is_over`. May block; the reaper's."""
+        """Gives the pages back, once `is_over`. May block; the reaper's."""
         driver = self._tools.driver
         driver.make_current(self._tools.device)
-        driver.destroy_stream(self.stream)
         for page in (self._page, self._own):
             driver.unregister_host(page.address)
             page.close()

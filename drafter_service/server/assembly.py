@@ -104,7 +104,7 @@ class Assembly:
         """Ends the engine and the side socket. Whoever wants what was accepted to be done has drained before."""
         self.engine.stop(timeout_s=0)
         if self._lanes is not None:
-            self._lanes.desk.close()
+            self._lanes.close()
         if self._descriptors is not None:
             self._descriptors.close()
         if self.gpu is not None:

@@ -15,7 +15,7 @@ from drafter_service.engine.slot_round import NUM_STATE_WORDS, SlotPlace, Status
 from drafter_service.memory import CudaArena, DescriptorServer
 from drafter_service.memory.device_view import bytes_at
 from drafter_service.memory.gpu import GpuMemory
-from drafter_service.memory.lanes import DONE_OFFSET, READY_OFFSET, Lane, LaneTools, released
+from drafter_service.memory.lanes import DONE_OFFSET, READY_OFFSET, Lane, LaneTools, StreamPool, released
 from drafter_service.memory.streams import enqueuer
 from drafter_service.server.decoding import digest_of
 from drafter_service.server.encoding import entry_status, reason_number
@@ -146,7 +146,13 @@ class LaneCalls:
         self._gpu = gpu
         self._descriptors = descriptors
         run = enqueuer(gpu.driver, gpu.torch_device)
-        self._tools = LaneTools(gpu.driver, gpu.device, run, clock)
+        self._streams = StreamPool(gpu.driver, gpu.device)
+        self._tools = LaneTools(gpu.driver, gpu.device, self._streams, run, clock)
+
+    def close(self) -> None:
+        """Releases what is left, and gives the streams back."""
+        self.desk.close()
+        self._gpu.reaper.later(self._streams.close)
 
     def open(self, session: Session, timeout_s: float) -> session_pb2.OpenLaneResponse:
         """`OpenLane`. Raises SpecdraftError."""

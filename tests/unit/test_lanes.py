@@ -5,7 +5,15 @@ import time
 
 import pytest
 
-from drafter_service.memory.lanes import DONE_OFFSET, OPEN_WAITS_MAX, READY_OFFSET, Lane, LaneTools, Watchdog
+from drafter_service.memory.lanes import (
+    DONE_OFFSET,
+    OPEN_WAITS_MAX,
+    READY_OFFSET,
+    Lane,
+    LaneTools,
+    StreamPool,
+    Watchdog,
+)
 from specdraft.errors import Reason, SpecdraftError
 from specdraft.memory.counters import CounterPage
 from specdraft.memory.lane_protocol import RELEASED
@@ -45,7 +53,8 @@ class World:
         self.driver.make_current(0)
         self.clock = Clock()
         self.offers = Offered()
-        self.tools = LaneTools(self.driver, 0, self.driver.launch, self.clock)
+        self.streams = StreamPool(self.driver, 0)
+        self.tools = LaneTools(self.driver, 0, self.streams, self.driver.launch, self.clock)
         self.news = []
         self.watchdog = Watchdog(lambda lane, dropped: self.news.append((lane, dropped)))
         self.lanes = []
@@ -78,6 +87,7 @@ class World:
         for lane, page in zip(self.lanes, self.pages, strict=True):
             lane.take_down()
             page.close()
+        self.streams.close()
         assert self.driver.num_registered == self.driver.num_streams == 0
         assert not self.offers.descriptors
         self.driver.close()
@@ -107,7 +117,7 @@ def test_rounds_run_in_lane_order_each_behind_its_verify(make):
     lane, page = world.lane()
     for ticket in (1, 2, 3):
         works = world.accept(lane, ticket)
-        assert lane.launch_next(works, has_room=True).ticket == ticket
+        assert lane.launch_next(works).ticket == ticket
         world.watchdog.wake()
     assert world.done == []
     for ticket in (1, 2, 3):
@@ -126,7 +136,7 @@ def test_a_ticket_out_of_order_is_refused_and_one_that_is_refused_gets_its_done(
     refused(Reason.TICKET_ORDER, lane.take, 2, 2.0)
     lane.take(4, 2.0)
     lane.refuse(4)
-    while lane.launch_next(works, has_room=True):
+    while lane.launch_next(works):
         pass
     assert page.load(DONE_OFFSET) == 0, "a refusal does not overtake the round before it"
     page.store(READY_OFFSET, 1)
@@ -138,7 +148,7 @@ def test_a_verify_that_does_not_end_is_released_by_a_store_although_every_queue_
     world = make(num_queues=2)
     lanes = [world.lane() for _ in range(3)]
     for lane, _ in lanes:
-        lane.launch_next(world.accept(lane, 1, timeout_s=2.0), has_room=True)
+        lane.launch_next(world.accept(lane, 1, timeout_s=2.0))
     assert world.driver.num_open_waits == 2
     world.clock.now += 1.9
     world.watchdog.wake()
@@ -150,14 +160,14 @@ def test_a_verify_that_does_not_end_is_released_by_a_store_although_every_queue_
     assert [page.load(DONE_OFFSET) for _, page in lanes] == [RELEASED] * 3
     for lane, _ in lanes:
         refused(Reason.LANE_RELEASED, lane.take, 2, 2.0)
-        assert lane.launch_next({}, has_room=True) is None
+        assert lane.launch_next({}) is None
 
 
 def test_a_release_outlives_what_the_stream_still_writes(make):
     world = make(runs=False)
     lane, page = world.lane()
     for ticket in (1, 2):
-        lane.launch_next(world.accept(lane, ticket), has_room=True)
+        lane.launch_next(world.accept(lane, ticket))
     world.watchdog.release(lane)
     assert page.load(DONE_OFFSET) == RELEASED
     page.store(READY_OFFSET, 1)  # the client's stream, behind the store
@@ -172,22 +182,22 @@ def test_only_so_many_waits_are_open_and_a_round_that_is_ready_needs_none(make):
     works = {}
     for lane, _ in lanes:
         works[lane] = world.accept(lane, 1)
-        lane.launch_next(works[lane], has_room=world.watchdog.num_open_waits < OPEN_WAITS_MAX)
+        lane.launch_next(works[lane])
     assert world.watchdog.num_open_waits == OPEN_WAITS_MAX
     held = [(lane, page) for lane, page in lanes if works[lane]]
     assert len(held) == 6
     held[3][1].store(READY_OFFSET, 1)
-    assert held[3][0].launch_next(works[held[3][0]], has_room=False).ticket == 1
+    assert held[3][0].launch_next(works[held[3][0]]).ticket == 1
     world.until(lambda: world.done == [(held[3][0].number, 1)])
     lanes[0][1].store(READY_OFFSET, 1)
     world.until(lambda: world.watchdog.num_open_waits == OPEN_WAITS_MAX - 1)
-    assert held[0][0].launch_next(works[held[0][0]], has_room=True).ticket == 1
+    world.until(lambda: held[0][0].launch_next(works[held[0][0]]))
 
 
 def test_what_was_never_launched_is_named_by_the_release(make):
     world = make()
     lane, _ = world.lane()
-    lane.launch_next(world.accept(lane, 1), has_room=True)
+    lane.launch_next(world.accept(lane, 1))
     world.accept(lane, 2)
     world.accept(lane, 3)
     world.watchdog.release(lane)
@@ -197,8 +207,9 @@ def test_what_was_never_launched_is_named_by_the_release(make):
 def test_a_page_that_cannot_be_registered_is_told_and_leaves_nothing(tmp_path):
     driver = SimulatedDriver(tmp_path)
     driver.make_current(0)
+    tools = LaneTools(driver, 0, StreamPool(driver, 0), driver.launch, Clock())
     driver.break_device("CUDA_ERROR_INVALID_VALUE")
     offers = Offered()
-    refused(Reason.TRANSPORT_UNAVAILABLE, Lane, 0, LaneTools(driver, 0, driver.launch, Clock()), offers)
+    refused(Reason.TRANSPORT_UNAVAILABLE, Lane, 0, tools, offers)
     assert not offers.descriptors
     driver.close()

@@ -58,7 +58,7 @@ class SimulatedDriver:
         directory: where the GPUs' memory lies; processes with the same one share them.
         pid: of this process, as others see it.
         num_devices: GPUs that it sees: the first ones of the directory.
-        num_queues: hardware queues; stream i uses queue i modulo this.
+        num_queues: hardware queues; with more streams than these, some share one.
         runs: a thread works off the streams; False = `step` does.
         has_peers: whether the GPUs reach each other's memory.
         block_s: a call that blocks longer than this raises: a test must not hang.
@@ -231,12 +231,13 @@ class SimulatedDriver:
             raise CudaError("cuMemHostUnregister", "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED")
 
     def create_stream(self) -> int:
-        """A stream; its hardware queue is the next one in turn."""
+        """A stream; its hardware queue is one that few others use."""
         self._check("cuStreamCreate")
         with self._lock:
             stream = self._next_stream
             self._next_stream += 1
-            self._streams[stream] = stream % len(self._queues)
+            used = list(self._streams.values())
+            self._streams[stream] = min(range(len(self._queues)), key=used.count)
         return stream
 
     def destroy_stream(self, stream: int) -> None:
