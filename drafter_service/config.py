@@ -33,7 +33,7 @@ LEVERS = ("hidden_source", "recycle", "lm_head", "draft_vocab")
 """Settings that change what is drafted and never what a target answers: an A/B changes one of them."""
 
 GROUPS = (
-    ("head", None, ("checkpoint", "target_checkpoint", "device", "dtype")),
+    ("head", None, ("checkpoint", "target_checkpoint", "device", "dtype", "runner")),
     ("levers", "change what is drafted, never what the target answers", LEVERS),
     ("listeners", None, ("socket", "listen", "tls_cert", "tls_key", "tls_client_ca", "insecure")),
     ("probes and log", None, ("probe_host", "metrics_port", "health_port", "log_level")),
@@ -133,6 +133,7 @@ class ServiceConfig:
     health_port: int | None = _setting(9465, "gRPC health port; 0 = any free one, off = none", parse_port)
     device: str = _setting("auto", "cpu or cuda:N; auto = the first GPU if there is one", str)
     dtype: str = _setting("auto", "float32, bfloat16, or auto = float32 on a CPU, as stored on a GPU", str)
+    runner: str = _setting("auto", "eager or graph (CUDA graphs); auto = graph on a GPU, eager on a CPU", str)
     hidden_source: str = _setting("auto", "pre_norm or post_norm; auto = what the head was trained on", str)
     recycle: str = _setting("auto", "state that feeds the next draft: pre_norm or post_norm; auto = the family's", str)
     lm_head: str = _setting(
@@ -207,6 +208,7 @@ class ServiceConfig:
     def _check_choices(self) -> None:
         choices = {
             "dtype": ("auto", "float32", "bfloat16"),
+            "runner": ("auto", "eager", "graph"),
             "hidden_source": ("auto", "pre_norm", "post_norm"),
             "recycle": ("auto", "pre_norm", "post_norm"),
             "lm_head": ("auto", "as-stored", "float32", "bf16", "fp8", "nvfp4"),

@@ -20,6 +20,7 @@ from drafter_service.engine.operations import Call, CloseSession, LaneWrite, Ope
 from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.slot_round import NUM_MIRROR_WORDS, LaunchedRound, SlotPlace, capture_slot_round
 from drafter_service.heads import MtpHead
+from drafter_service.memory.device_loss import DeviceLoss
 from drafter_service.memory.lanes import Lane, Watchdog
 from drafter_service.state.pool import KvPool
 from specdraft.errors import Reason, SpecdraftError, make_error
@@ -71,6 +72,7 @@ class LaneDesk:
         head: computes.
         pool: remembers.
         reasons: error reasons by their numbers.
+        loss: told of what the driver and torch say.
         max_batch: most entries of a round.
         max_pages: most pages of a sequence.
     """
@@ -82,6 +84,7 @@ class LaneDesk:
         pool: KvPool,
         *,
         reasons: Mapping[int, Reason],
+        loss: DeviceLoss,
         max_batch: int,
         max_pages: int,
     ) -> None:
@@ -89,6 +92,8 @@ class LaneDesk:
         self._head = head
         self._pool = pool
         self._reasons = dict(reasons)
+        self._loss = loss
+        loss.when_lost(self._release_all)
         self._max_batch = max_batch
         self._max_pages = max_pages
         self._lock = threading.Lock()
@@ -144,9 +149,12 @@ class LaneDesk:
 
     def close(self) -> None:
         """Releases what is left; the engine has ended."""
+        self._release_all()
+        self.watchdog.close()
+
+    def _release_all(self) -> None:
         for lane in list(self._contexts):
             self.watchdog.release(lane)
-        self.watchdog.close()
 
     def _blocks(self, operation: Operation) -> bool:
         if isinstance(operation, CloseSession):
@@ -158,8 +166,15 @@ class LaneDesk:
         if context is not None:
             self._later(partial(self._news, context, dropped))
 
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._loss.seen(error)
+            raise
+
     def _later(self, action: Callable[[], None]) -> None:
-        self._engine.submit(Call([Task(b"", b"", action)], 0.0, math.inf, lambda _: None))
+        self._engine.submit(Call([Task(b"", b"", partial(self._guarded, action))], 0.0, math.inf, lambda _: None))
 
     # From here on everything runs in the engine's thread.
 

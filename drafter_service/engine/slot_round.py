@@ -225,17 +225,10 @@ class SlotRound:
         ):
             status = torch.where(is_fine, status, number)
         is_live = copied.is_live & (status == 0)
-        core = replace(
-            copied,
-            is_live=is_live,
-            first_key=first_key,
-            row_begin=torch.where(is_live, row_begin, 0),
-            pair_count=count,
-            tokens=torch.where(is_token, copied.tokens, 0),
-            hiddens=wide,
-            num_drafts=torch.where(is_live, num_drafts, 0),
-        )
-        return status, core, positions < inputs.planned
+        tokens = torch.where(is_token, copied.tokens, 0)
+        core = replace(copied, is_live=is_live, first_key=first_key, pair_count=count, tokens=tokens, hiddens=wide)
+        row_begin, num_drafts = torch.where(is_live, row_begin, 0), torch.where(is_live, num_drafts, 0)
+        return status, replace(core, row_begin=row_begin, num_drafts=num_drafts), positions < inputs.planned
 
     def _may_run(self) -> Tensor:
         """bool [1]; `lane_protocol.may_run` on the device."""

@@ -53,7 +53,7 @@ class ArenaPool:
         self._lock = threading.Lock()
         self._num_bytes = 0
         self._spare: tuple[int, int] | None = None
-        self._is_closed = False
+        self._closed = threading.Event()
 
     @property
     def num_bytes(self) -> int:
@@ -79,7 +79,7 @@ class ArenaPool:
     def close(self) -> None:
         """Frees the spare one and keeps none any more."""
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
             spare, self._spare = self._spare, None
         if spare is not None:
             self.give(*spare)
@@ -117,11 +117,11 @@ class ArenaPool:
     def _refill(self, size: int) -> None:
         with self._lock:
             # Not where it would take the room of a session that comes.
-            if self._spare is not None or self._is_closed or self._num_bytes + 2 * size > self._budget:
+            if self._spare is not None or self._closed.is_set() or self._num_bytes + 2 * size > self._budget:
                 return
         spare = self._allocate(size), size
         with self._lock:
-            if not self._is_closed:
+            if not self._closed.is_set():
                 self._spare = spare  # nobody else makes one
                 return
         self._free(*spare)

@@ -111,6 +111,7 @@ class Service:
         assembly = assemble(self.config, plan, self._wrap_runner, self.metrics, self._clock)
         self.assembly = assembly
         self._closers.append(assembly.close)
+        assembly.loss.when_lost(self._lose_device)
         facts = self._facts(plan, assembly, descriptor_socket)
         parts = assembly.parts(facts, SOCKET_MODE)
         self._servicer.serve(parts)
@@ -265,10 +266,17 @@ class Service:
             # What is left of the time is for the answers to get out.
             self.assembly.engine.stop(timeout_s=max(self.config.drain_s - STOP_GRACE_S, 0))
 
+    def _lose_device(self) -> None:
+        """Health at once, whoever waits for it; the process ends soon."""
+        self._health.set_serving(False)
+        self._servicer.lose_device()
+
     @property
     def has_failed(self) -> bool:
-        """Whether the engine has died; nothing but a new process helps then."""
-        return self.assembly is not None and not self._stopping.is_set() and not self.assembly.engine.is_alive
+        """Whether the engine has died or the device is lost; nothing but a new process helps then."""
+        if self.assembly is None or self._stopping.is_set():
+            return False
+        return self.assembly.loss.is_lost or not self.assembly.engine.is_alive
 
     def close(self) -> None:
         """Ends everything that was started, last first. Safe to call twice."""
@@ -279,6 +287,8 @@ class Service:
 
     def _is_live(self) -> bool:
         engine = self.assembly.engine if self.assembly else None
+        if self.assembly is not None and self.assembly.loss.is_lost:
+            return False
         return engine is None or (engine.is_alive and self._clock() - engine.heartbeat < STUCK_S)
 
     def _reap(self) -> None:
@@ -289,5 +299,6 @@ class Service:
             self._servicer.cut_streams()
             self._servicer.expire_carries()
             self._health.check()
+            self.assembly.check_device()
         for session in self.assembly.sessions.pop_all():
             self._servicer.end_session(session, "shutdown")

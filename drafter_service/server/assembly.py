@@ -13,12 +13,15 @@ from safetensors import SafetensorError
 from drafter_service.config import MIB, ConfigError, ServiceConfig
 from drafter_service.engine import Engine, HeadIdentity, Ledger, Scheduler
 from drafter_service.engine.batch import Runner
+from drafter_service.engine.graph_runner import GraphLimits, GraphRunner
 from drafter_service.engine.in_flight import InFlight
 from drafter_service.engine.lane_rounds import LaneDesk
 from drafter_service.engine.runner import EagerRunner
+from drafter_service.engine.switch import RunnerKind, RunnerSwitch
 from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.heads import HeadPlan, MtpHead, load_planned_head
 from drafter_service.memory import DescriptorServer
+from drafter_service.memory.device_loss import DeviceLoss
 from drafter_service.memory.gpu import GpuMemory
 from drafter_service.memory.hiddens import embedding_bytes
 from drafter_service.server.calls import Calls
@@ -31,6 +34,7 @@ from drafter_service.server.servicer import Parts
 from drafter_service.state import PageAllocator, SessionTable
 from drafter_service.state.pool import KvPool, PoolShape
 from drafter_service.telemetry import Metrics
+from specdraft.memory import CudaError
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +51,8 @@ class Assembly:
         head: the loaded head.
         pool: the KV.
         engine: not started yet.
+        switch: the runners.
+        loss: knows whether the device is lost.
         metrics: counts.
         clock: monotonic seconds.
     """
@@ -58,6 +64,8 @@ class Assembly:
         pool: KvPool,
         engine: Engine,
         *,
+        switch: RunnerSwitch,
+        loss: DeviceLoss,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
@@ -65,6 +73,8 @@ class Assembly:
         self.head = head
         self.pool = pool
         self.engine = engine
+        self.switch = switch
+        self.loss = loss
         self.sessions = SessionTable(config.lease_s, config.grace_s, config.max_sessions, clock)
         self._metrics = metrics
         self._clock = clock
@@ -94,11 +104,27 @@ class Assembly:
                 self.head,
                 self.pool,
                 reasons=REASONS,
+                loss=self.loss,
                 max_batch=self.config.max_batch,
                 max_pages=-(-self.max_seq_len // self.config.page_rows) + 1,
             )
             self._lanes = calls.lanes = LaneCalls(desk, facts, self.gpu, self._descriptors, self._clock)
-        return Parts(self.engine, calls, self.sessions, Handshake(facts, self._descriptors, self.gpu), self._metrics)
+        return Parts(
+            self.engine,
+            calls,
+            self.sessions,
+            Handshake(facts, self._descriptors, self.gpu, lambda: self.switch.kind),
+            self._metrics,
+        )
+
+    def check_device(self) -> None:
+        """Finds out whether the device is lost although nobody asks it for anything."""
+        if self.gpu is not None:
+            try:
+                self.gpu.driver.make_current(self.gpu.device)
+                self.gpu.driver.is_done(0)
+            except CudaError as error:
+                self.loss.seen(error)
 
     def close(self) -> None:
         """Ends the engine and the side socket. Whoever wants what was accepted to be done has drained before."""
@@ -128,13 +154,32 @@ def assemble(
     began = clock()
     head = _load(plan, device)
     pool = _pool(config, head, device)
-    runner = wrap_runner(EagerRunner(head, pool))
+    loss = DeviceLoss()
+    switch = _runners(config, head, pool, loss)
+    runner = wrap_runner(switch)
     _test(config, head, pool, runner, clock)
     engine = _engine(config, head, pool, runner, metrics=metrics, clock=clock)
     engine.start()
-    assembly = Assembly(config, head, pool, engine, metrics=metrics, clock=clock)
+    assembly = Assembly(config, head, pool, engine, switch=switch, loss=loss, metrics=metrics, clock=clock)
     _log_start(assembly, clock() - began)
     return assembly
+
+
+def _runners(config: ServiceConfig, head: MtpHead, pool: KvPool, loss: DeviceLoss) -> RunnerSwitch:
+    """The runners of the device: graphs where there is a GPU, a simulated one included."""
+    runners: dict[RunnerKind, Runner] = {RunnerKind.EAGER: EagerRunner(head, pool)}
+    wanted = RunnerKind.EAGER if config.runner in {"auto", "eager"} else RunnerKind.GRAPH
+    if head.device.type == "cuda" or config.simulated_gpu is not None:
+        longest = min(config.max_seq_len or head.config.max_position, head.config.max_position)
+        limits = GraphLimits(config.max_batch, config.max_drafts, -(-longest // config.page_rows) + 1)
+        graphs = GraphRunner(runners[RunnerKind.EAGER], head, pool, limits)
+        runners[RunnerKind.GRAPH] = graphs
+        if head.device.type == "cuda":
+            graphs.warm_up()
+            wanted = RunnerKind.EAGER if config.runner == "eager" else RunnerKind.GRAPH
+    elif wanted is RunnerKind.GRAPH:
+        raise ConfigError("--runner graph needs a GPU")
+    return RunnerSwitch(runners, wanted, loss)
 
 
 def _log_start(assembly: Assembly, seconds: float) -> None:

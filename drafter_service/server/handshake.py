@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from drafter_service.engine.switch import RunnerKind
 from drafter_service.memory import ArenaWish, CudaArena, DescriptorServer, HostArena, SharedArena, lay_out
 from drafter_service.memory.gpu import GpuMemory
 from drafter_service.memory.hiddens import DTYPES
 from drafter_service.server.encoding import DTYPE_NUMBERS
-from drafter_service.server.facts import PROTOCOL_VERSION, ServiceFacts
+from drafter_service.server.facts import PROTOCOL_VERSION, RUNNERS, ServiceFacts
 from drafter_service.server.hiddens import DTYPE_NAMES
 from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Agreement, Session
@@ -30,11 +32,13 @@ class Handshake:
         facts: who we are.
         descriptors: hands out host arenas; None = there are none.
         gpu: hands out CUDA arenas; None = there are none.
+        runner: what runs a round now.
     """
 
     facts: ServiceFacts
     descriptors: DescriptorServer | None
     gpu: GpuMemory | None = None
+    runner: Callable[[], RunnerKind] = lambda: RunnerKind.EAGER
 
     def agree(self, request: session_pb2.OpenSessionRequest) -> Agreement:
         """What both sides agree on. Raises HANDSHAKE_MISMATCH, naming the field and both values."""
@@ -128,7 +132,7 @@ class Handshake:
             protocol_version=PROTOCOL_VERSION,
             head=self._head_info(),
             limits=self._limits(),
-            runner=session_pb2.RUNNER_EAGER,
+            runner=RUNNERS[self.runner()],
             memory_kinds=kinds,
             incarnation=self.facts.incarnation,
             boot_id=self.facts.boot_id,

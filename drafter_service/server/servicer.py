@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from drafter_service.engine import Engine, draining
 from drafter_service.engine import operations as ops
+from drafter_service.memory.device_loss import device_lost
 from drafter_service.server import regions
 from drafter_service.server.calls import Answerable, Calls
 from drafter_service.server.drive import Drive
@@ -64,6 +65,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         self._parts: Parts | None = None
         self._is_draining = False
         self._is_ending = False
+        self._is_lost = False
         self._drives: dict[Drive, grpc.ServicerContext] = {}
         self._lock = threading.Lock()
 
@@ -85,13 +87,23 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         for drive in drives:
             drive.drain()
 
+    def lose_device(self) -> None:
+        """From now on calls are UNAVAILABLE, and open streams end so."""
+        self._is_lost = True
+        with self._lock:
+            self._is_draining = self._is_ending = True
+            drives = list(self._drives)
+        for drive in drives:
+            drive.end(device_lost())
+
     def end_session(self, session: Session, reason: str) -> threading.Event:
         """Gives up what a session owns; the session has been forgotten already.
 
         Returns:
             Set once its pages are free.
         """
-        parts = self._ready()
+        parts = self._parts
+        assert parts is not None, "there are sessions"
         drive = session.drive
         if drive is not None:
             drive.end(
@@ -122,7 +134,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     def expire_carries(self) -> None:
         """Has the engine give up the carries whose time is over."""
         call = ops.Call([ops.Expire(b"", b"")], self._clock(), math.inf, lambda _: None)
-        self._ready().engine.submit(call)
+        if self._parts is not None:
+            self._parts.engine.submit(call)
 
     def GetServerInfo(self, request: session_pb2.GetServerInfoRequest, context: grpc.ServicerContext) -> Any:
         """`GetServerInfo`."""
@@ -257,6 +270,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         return session_pb2.UnregisterRegionResponse()
 
     def _ready(self) -> Parts:
+        if self._is_lost:
+            raise device_lost()
         if self._parts is None:
             raise make_error(Reason.STARTING, "the head is still being loaded", retry_delay_ms=1000)
         return self._parts

@@ -89,6 +89,7 @@ OTHERS = {
     "health_port": "0",
     "device": "cpu",
     "dtype": "bfloat16",
+    "runner": "graph",
     "hidden_source": "pre_norm",
     "recycle": "post_norm",
     "lm_head": "nvfp4",

@@ -3,7 +3,8 @@
 It behaves like the real driver where that has bitten somebody: IPC handles repeat after free and realloc; an exporter
 that dies leaves its importers' mappings readable; virtual-memory allocations cannot be exported; equal pids are
 refused; streams share a few hardware queues, in which an open wait stops everything behind it; freeing and unmapping
-block while a wait is open; a sticky error ends every later call; calls need a current context.
+block while a wait is open; a sticky error ends every later call; calls need a current context. A file "lost" in the
+directory that holds the name of such an error breaks the device for all.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class SimulatedDriver:
         self.pid = pid or os.getpid()
         self.num_opens = 0
         self._directory = directory
+        self._death = directory / "lost"
         self._num_devices = num_devices
         self._has_peers = has_peers
         self._block_s = block_s
@@ -366,6 +368,8 @@ class SimulatedDriver:
                 raise TimeoutError(f"{call} blocked: a wait is open")
 
     def _check(self, call: str, *, needs_context: bool = True) -> None:
+        if not self._broken and self._death.exists():
+            self._broken = self._death.read_text(encoding="ascii")
         if self._broken:
             raise CudaError(call, self._broken)
         if needs_context and getattr(self._current, "device", None) is None:
