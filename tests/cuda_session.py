@@ -1,5 +1,6 @@
 """A service that shares a simulated GPU's memory, and clients on it, in one process with different pids."""
 
+import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ class GpuClients:
         self.gpu = server.service.assembly.gpu
         self.driver = self.gpu.driver
         self._clients = []
+        self.is_lost = False
 
     def gpu_of_client(self, **options):
         driver = SimulatedDriver(self.directory, pid=next(PIDS), **options)
@@ -49,7 +51,7 @@ class GpuClients:
 @contextmanager
 def gpu_service(checkpoint, **changes):
     """A running service with CUDA arenas; what it leaves on the GPU fails the test."""
-    with tempfile.TemporaryDirectory(prefix="sd-gpu-") as name:
+    with tempfile.TemporaryDirectory(prefix="sd-gpu-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         settings = {"simulated_gpu": directory, "allow_client_regions": True} | changes
         with running(checkpoint, **settings) as server:
@@ -58,6 +60,10 @@ def gpu_service(checkpoint, **changes):
                 yield clients
             finally:
                 clients.close()
+        if clients.is_lost:
+            clients.driver.break_device("")  # nothing could be freed; the process would have ended
+            shutil.rmtree(directory)
+            return
         assert clients.driver.num_bytes == clients.driver.num_imports == clients.driver.num_registered == 0
         clients.driver.close()
         assert not list(directory.iterdir())

@@ -145,6 +145,8 @@ def client_steps(lane, world):
         yield "client sees the release", lane._replace(client=client.released())
     if client.is_released and lane.client_stream and lane.done != RELEASED:
         yield "client stores", lane._replace(done=RELEASED)
+    if client.is_released and not lane.client_stream and lane.ready != RELEASED:
+        yield "client tells", lane._replace(ready=RELEASED)  # only now: nothing of its stream overwrites it
 
 
 def play_client(lane):
@@ -163,6 +165,8 @@ def service_steps(lane, has_room, session_over):
     launch = service.next_launch(lane.ready, has_room=has_room)
     if launch is not None:
         yield f"launch {launch.ticket}", launched(lane, launch)
+    if lane.ready == RELEASED and not service.is_released:
+        yield "service is told", fenced(lane)
     if service.is_overdue(lane.ready, NEVER):
         yield "ready times out", fenced(lane)
     if service.is_released and not service.is_settled:

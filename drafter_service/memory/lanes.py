@@ -230,6 +230,11 @@ class Lane:
                     self.state = self.state.settled()
             return is_new
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the client has given the lane up and the service has not done so yet."""
+        return not self.state.is_released and self.ready == RELEASED
+
     def is_overdue(self) -> bool:
         """Whether a verify takes too long."""
         with self.lock:
@@ -366,6 +371,8 @@ class Watchdog:
     def _look(self, lane: Lane) -> None:
         if lane.is_overdue():
             self._observer.ready_timed_out()
+            self.release(lane)
+        elif lane.is_given_up:
             self.release(lane)
         is_new = lane.see()
         ready = lane.ready

@@ -69,6 +69,9 @@ class SessionLanes:
         with self.lock:
             if self._is_closed:
                 raise make_error(Reason.SESSION_UNKNOWN, "the session has ended")
+            for number, context in list(self._contexts.items()):
+                if context.lane.is_given_up or context.lane.state.is_released:
+                    self._end(self._contexts.pop(number).lane)
             if sum(not context.lane.state.is_released for context in self._contexts.values()) >= limit:
                 raise make_error(
                     Reason.IN_FLIGHT_EXHAUSTED,

@@ -34,7 +34,7 @@ def test_a_lost_device_is_seen_without_a_call_and_told_to_everybody(tiny_checkpo
         assert isinstance(early.outputs(5)[0], SpecdraftError) or early.is_passed()
         wait_until(lambda: lane.passed >= 1, text="the target's stream goes on")
         assert clients.server.service.has_failed
-        clients.driver.break_device("")
+        clients.is_lost = True
 
 
 def test_a_batch_that_finds_the_device_lost_is_answered_so(tiny_checkpoint, monkeypatch):

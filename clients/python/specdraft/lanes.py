@@ -155,6 +155,7 @@ class Lane:
         self._terms = terms
         self._number = answer.lane
         self._done_offset = answer.done_offset_bytes
+        self._ready_offset = answer.ready_offset_bytes
         self._lock = threading.Lock()
         self._book = ClientLane()
         self._is_closed = False
@@ -259,6 +260,8 @@ class Lane:
             is_past = self._own.load(_PASSED_OFFSET) >= self._book.last
             self._page.store(self._done_offset, RELEASED)
             if is_past:
+                # The stream writes to `ready` no more: now the service can be told.
+                self._page.store(self._ready_offset, RELEASED)
                 return
             time.sleep(_STORE_PAUSE_S)
 
