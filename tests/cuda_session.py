@@ -62,6 +62,7 @@ def gpu_service(checkpoint, **changes):
                 clients.close()
         if clients.is_lost:
             clients.driver.break_device("")  # nothing could be freed; the process would have ended
+            clients.driver.close()
             shutil.rmtree(directory)
             return
         assert clients.driver.num_bytes == clients.driver.num_imports == clients.driver.num_registered == 0
