@@ -64,7 +64,7 @@ pytest: $(VENV)/.stamp $(PROTO_VENV)/.stamp ## the tests that need no GPU; PYTES
 # that have GPU tests are collected, so that packages which the others need may be missing.
 .PHONY: test-gpu
 test-gpu: export OMP_NUM_THREADS := 1
-test-gpu: export PYTHONPATH := .:kernels:clients/python:tests
+test-gpu: export PYTHONPATH := .:kernels:clients/python:tests:$(PYTHONPATH)
 test-gpu: ## the tests that need a GPU, with $(PYTHON) as it is
 	files=$$(grep -rlE --include='test_*.py' 'mark\.gpu' tests) || { echo 'no test is marked gpu' >&2; exit 1; }; \
 	$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $$files
