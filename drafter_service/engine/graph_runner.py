@@ -43,8 +43,13 @@ class CapturedRound:
     launch: Callable[[], None]
 
 
-def capture_round(head: MtpHead, pool: KvPool, shape: RoundShape, spare_page: int) -> CapturedRound:
-    """Makes a round of one shape: a CUDA graph on a GPU, the same operations one by one on a CPU."""
+def capture_round(
+    head: MtpHead, pool: KvPool, shape: RoundShape, spare_page: int, graph_memory: tuple[int, int] | None = None
+) -> CapturedRound:
+    """Makes a round of one shape: a CUDA graph on a GPU, the same operations one by one on a CPU.
+
+    `graph_memory` is shared by rounds of which never two run at once.
+    """
     inputs = make_inputs(shape, head, spare_page)
     if head.device.type != "cuda":
         outputs = run_round(head, pool, shape, inputs)
@@ -61,13 +66,18 @@ def capture_round(head: MtpHead, pool: KvPool, shape: RoundShape, spare_page: in
             run_round(head, pool, shape, inputs)
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=graph_memory, stream=stream, capture_error_mode="thread_local"):
         outputs = run_round(head, pool, shape, inputs)
     return CapturedRound(inputs, outputs, graph.replay)
 
 
 def _tensors(outputs: RoundOutputs) -> tuple[torch.Tensor, ...]:
     return outputs.drafts, outputs.logprobs, outputs.draft_count, outputs.stop, outputs.is_broken
+
+
+def new_graph_memory(device: torch.device) -> tuple[int, int] | None:
+    """Memory that graphs share: each would keep its own intermediate results otherwise. None on a CPU."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
 def bucket(count: int, most: int) -> int:
@@ -89,7 +99,7 @@ class GraphLimits:
     max_batch: int
     max_drafts: int
     max_pages: int
-    warm_pages: int = 64
+    warm_pages: int = 16
 
 
 class GraphRunner:
@@ -119,6 +129,7 @@ class GraphRunner:
         self._spare_page = pool.spare_page
         self._observer = observer or GraphObserver()
         self._rounds: dict[RoundShape, CapturedRound] = {}
+        self._graph_memory = new_graph_memory(head.device)
 
     @property
     def num_captured(self) -> int:
@@ -166,7 +177,7 @@ class GraphRunner:
     def _round(self, shape: RoundShape) -> CapturedRound:
         if shape not in self._rounds:
             began = time.perf_counter()
-            self._rounds[shape] = capture_round(self._head, self._pool, shape, self._spare_page)
+            self._rounds[shape] = capture_round(self._head, self._pool, shape, self._spare_page, self._graph_memory)
             seconds = time.perf_counter() - began
             self._observer.graph_captured(seconds)
             _log.debug("captured %s in %.3f s", shape, seconds)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from drafter_service.engine.engine import Engine
-from drafter_service.engine.graph_runner import bucket
+from drafter_service.engine.graph_runner import bucket, new_graph_memory
 from drafter_service.engine.lane_plan import PlannedSlot, enter_slot, plan_slot, read_mirror
 from drafter_service.engine.operations import Call, CloseSession, LaneWrite, Operation, Outcome, Task
 from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.slot_round import NUM_MIRROR_WORDS, LaunchedRound, SlotPlace, capture_slot_round
 from drafter_service.heads import MtpHead
 from drafter_service.memory.device_loss import DeviceLoss
-from drafter_service.memory.lanes import Lane, Watchdog
+from drafter_service.memory.lanes import Lane, LaneWork, Watchdog
 from drafter_service.state.pool import KvPool
 from specdraft.errors import Reason, SpecdraftError, make_error
 
@@ -58,10 +58,11 @@ class LaneContext:
     place: SlotPlace
     num_pairs: int
     rounds: dict[RoundShape, LaunchedRound] = field(default_factory=dict)
-    works: dict[int, Callable[[], None]] = field(default_factory=dict)
+    works: dict[int, LaneWork] = field(default_factory=dict)
     records: deque[_Record] = field(default_factory=deque)
     indices: dict[bytes, int] = field(default_factory=dict)
     free_indices: list[int] = field(default_factory=list)
+    graph_memory: tuple[int, int] | None = None
 
 
 class LaneDesk:
@@ -114,6 +115,7 @@ class LaneDesk:
 
     @torch.inference_mode()
     def _add(self, context: LaneContext, num_slots: int) -> None:
+        context.graph_memory = new_graph_memory(self._head.device)
         context.free_indices = list(range(context.place.states.shape[0] - 1))
         self._contexts[context.lane] = context
         drafts = context.num_pairs - 1
@@ -245,16 +247,18 @@ class LaneDesk:
         inputs, place = launched.round.inputs, context.place
 
         @torch.inference_mode()
-        def work() -> None:
+        def prepare() -> None:
             for index, state in states:
                 place.states[index : index + 1].copy_(state, non_blocking=True)
             for name, values in staged.items():
                 getattr(inputs, name).copy_(values, non_blocking=True)
-            launched.launch()
+
+        @torch.inference_mode()
+        def collect() -> None:
             mirror.copy_(launched.round.mirror, non_blocking=True)
             logprobs.copy_(launched.round.logprobs, non_blocking=True)
 
-        context.works[ticket] = work
+        context.works[ticket] = LaneWork(prepare, launched.launch, collect)
         kept = [*staged.values(), *[state for _, state in states]]
         context.records.append(_Record(ticket, planned, indices, mirror, logprobs, kept))
 
@@ -292,7 +296,9 @@ class LaneDesk:
 
     def _round(self, context: LaneContext, shape: RoundShape) -> LaunchedRound:
         if shape not in context.rounds:
-            context.rounds[shape] = capture_slot_round(self._head, self._pool, shape, context.place)
+            context.rounds[shape] = capture_slot_round(
+                self._head, self._pool, shape, context.place, context.graph_memory
+            )
         return context.rounds[shape]
 
     def _pump(self, context: LaneContext) -> None:

@@ -296,10 +296,13 @@ class LaunchedRound:
 
 
 @torch.inference_mode()
-def capture_slot_round(head: MtpHead, pool: KvPool, shape: RoundShape, place: SlotPlace) -> LaunchedRound:
+def capture_slot_round(
+    head: MtpHead, pool: KvPool, shape: RoundShape, place: SlotPlace, graph_memory: tuple[int, int] | None = None
+) -> LaunchedRound:
     """A lane's own instance of a round: launches of one instance are ordered by CUDA, so lanes share none.
 
-    What runs while it is made runs on copies, so that nothing of a session is touched.
+    What runs while it is made runs on copies, so that nothing of a session is touched. `graph_memory` is shared by the
+    rounds of one lane, which run one after the other.
     """
     made = SlotRound(head, pool, shape, place)
     if head.device.type != "cuda":
@@ -313,6 +316,6 @@ def capture_slot_round(head: MtpHead, pool: KvPool, shape: RoundShape, place: Sl
         warm.run()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=graph_memory, stream=stream, capture_error_mode="thread_local"):
         made.run()
     return LaunchedRound(made, graph.replay)

@@ -49,6 +49,21 @@ class LaneTools:
     clock: Callable[[], float]
 
 
+@dataclass(frozen=True, slots=True)
+class LaneWork:
+    """What a round enqueues: whatever need not be between the verify and the drafts is not there.
+
+    Attributes:
+        prepare: before the wait for `ready`: what does not depend on the verify.
+        run: between `ready` and `done`.
+        collect: behind `done`: what only the service looks at.
+    """
+
+    prepare: Callable[[], None]
+    run: Callable[[], None]
+    collect: Callable[[], None]
+
+
 class StreamPool:
     """The streams that lanes run on, few enough for each to have a hardware queue of its own.
 
@@ -162,7 +177,7 @@ class Lane:
         with self.lock:
             self.state = self.state.refused(ticket)
 
-    def launch_next(self, works: dict[int, Callable[[], None]]) -> Ticketed | None:
+    def launch_next(self, works: dict[int, LaneWork]) -> Ticketed | None:
         """Puts the next round onto the stream, if there is one that may go.
 
         Args:
@@ -181,15 +196,21 @@ class Lane:
                 return None
             self._stream = stream
             self.state = self.state.launched(one.ticket)
-            driver = self._tools.driver
-            driver.make_current(self._tools.device)
-            if not one.is_refused:
-                if stream != self._tools.streams.ready:
-                    driver.wait_value(stream, self.ready_pointer, one.ticket)
-                self._tools.run(stream, works.pop(one.ticket))
-            driver.write_value(stream, self._shared_pointer + DONE_OFFSET, one.ticket)
-            driver.write_value(stream, self._own_pointer + PASSED_OFFSET, one.ticket)
+            self._enqueue(stream, one.ticket, None if one.is_refused else works.pop(one.ticket))
             return one
+
+    def _enqueue(self, stream: int, ticket: int, work: LaneWork | None) -> None:
+        driver, run = self._tools.driver, self._tools.run
+        driver.make_current(self._tools.device)
+        if work is not None:
+            run(stream, work.prepare)
+            if stream != self._tools.streams.ready:
+                driver.wait_value(stream, self.ready_pointer, ticket)
+            run(stream, work.run)
+        driver.write_value(stream, self._shared_pointer + DONE_OFFSET, ticket)
+        if work is not None:
+            run(stream, work.collect)
+        driver.write_value(stream, self._own_pointer + PASSED_OFFSET, ticket)
 
     def _stream_for(self, one: Ticketed, ready: int) -> int | None:
         """The lane's stream while it has work there: rounds of a lane stay in order."""
@@ -307,7 +328,7 @@ class Watchdog:
         self,
         on_news: Callable[[Lane, tuple[int, ...]], None],
         observer: LaneObserver | None = None,
-        tick_s: float = 2e-4,
+        tick_s: float = 5e-4,
     ) -> None:
         self._on_news = on_news
         self._observer = observer or LaneObserver()

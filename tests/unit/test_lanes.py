@@ -11,6 +11,7 @@ from drafter_service.memory.lanes import (
     READY_OFFSET,
     Lane,
     LaneTools,
+    LaneWork,
     StreamPool,
     Watchdog,
 )
@@ -59,7 +60,7 @@ class World:
         self.watchdog = Watchdog(lambda lane, dropped: self.news.append((lane, dropped)))
         self.lanes = []
         self.pages = []
-        self.done = []
+        self.done, self.prepared, self.collected = [], [], []
 
     def lane(self):
         lane = Lane(len(self.lanes), self.tools, self.offers)
@@ -71,7 +72,8 @@ class World:
 
     def accept(self, lane, ticket, timeout_s=2.0):
         lane.take(ticket, timeout_s)
-        return {ticket: lambda: self.done.append((lane.number, ticket))}
+        run = lambda: self.done.append((lane.number, ticket))  # noqa: E731  # as the others
+        return {ticket: LaneWork(lambda: self.prepared.append(ticket), run, lambda: self.collected.append(ticket))}
 
     def until(self, condition):
         deadline = time.monotonic() + 5
@@ -119,11 +121,13 @@ def test_rounds_run_in_lane_order_each_behind_its_verify(make):
         works = world.accept(lane, ticket)
         assert lane.launch_next(works).ticket == ticket
         world.watchdog.wake()
+    world.until(lambda: world.prepared == [1])
     assert world.done == []
     for ticket in (1, 2, 3):
         page.store(READY_OFFSET, ticket)
         world.until(lambda ticket=ticket: page.load(DONE_OFFSET) == ticket)
     assert world.done == [(0, 1), (0, 2), (0, 3)]
+    world.until(lambda: world.collected == [1, 2, 3])
     world.until(lambda: lane.state.is_drained)
     assert world.news
 
@@ -149,7 +153,7 @@ def test_a_verify_that_does_not_end_is_released_by_a_store_although_every_queue_
     lanes = [world.lane() for _ in range(3)]
     for lane, _ in lanes:
         lane.launch_next(world.accept(lane, 1, timeout_s=2.0))
-    assert world.driver.num_open_waits == 2
+    world.until(lambda: world.driver.num_open_waits == 2)
     world.clock.now += 1.9
     world.watchdog.wake()
     time.sleep(2e-3)
@@ -213,3 +217,13 @@ def test_a_page_that_cannot_be_registered_is_told_and_leaves_nothing(tmp_path):
     refused(Reason.TRANSPORT_UNAVAILABLE, Lane, 0, tools, offers)
     assert not offers.descriptors
     driver.close()
+
+
+def test_a_page_that_was_closed_says_that_nobody_waits():
+    page = CounterPage()
+    page.store(64, 5)
+    assert page.load(64) == 5
+    page.close()
+    page.store(64, 6)
+    assert page.load(64) == RELEASED
+    page.close()

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from specdraft.memory.descriptors import check_descriptor
+from specdraft.memory.lane_protocol import RELEASED
 
 __all__ = ["COUNTER_PAGE_SIZE_BYTES", "CounterPage"]
 
@@ -40,14 +41,15 @@ class CounterPage:
         self.address = ctypes.addressof(self._words)
 
     def load(self, offset_bytes: int) -> int:
-        """The counter at a multiple of 8 bytes."""
-        assert self._words is not None, "the page is mapped"
-        return int(self._words[offset_bytes // 8])
+        """The counter at a multiple of 8 bytes; `RELEASED` once the page is closed: nobody waits for it any more."""
+        words = self._words
+        return RELEASED if words is None else int(words[offset_bytes // 8])
 
     def store(self, offset_bytes: int, value: int) -> None:
-        """Stores a counter."""
-        assert self._words is not None, "the page is mapped"
-        self._words[offset_bytes // 8] = value
+        """Stores a counter; nothing happens once the page is closed."""
+        words = self._words
+        if words is not None:
+            words[offset_bytes // 8] = value
 
     def close(self) -> None:
         """Unmaps the page. Whoever registered it with a driver has ended that before. May be called twice."""
