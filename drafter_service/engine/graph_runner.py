@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -44,7 +45,7 @@ class CapturedRound:
 
 
 def capture_round(
-    head: MtpHead, pool: KvPool, shape: RoundShape, spare_page: int, graph_memory: tuple[int, int] | None = None
+    head: MtpHead, pool: KvPool, shape: RoundShape, spare_page: int, graph_memory: Any = None
 ) -> CapturedRound:
     """Makes a round of one shape: a CUDA graph on a GPU, the same operations one by one on a CPU.
 
@@ -75,7 +76,7 @@ def _tensors(outputs: RoundOutputs) -> tuple[torch.Tensor, ...]:
     return outputs.drafts, outputs.logprobs, outputs.draft_count, outputs.stop, outputs.is_broken
 
 
-def new_graph_memory(device: torch.device) -> tuple[int, int] | None:
+def new_graph_memory(device: torch.device) -> Any:
     """Memory that graphs share: each would keep its own intermediate results otherwise. None on a CPU."""
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ class LaneContext:
     records: deque[_Record] = field(default_factory=deque)
     indices: dict[bytes, int] = field(default_factory=dict)
     free_indices: list[int] = field(default_factory=list)
-    graph_memory: tuple[int, int] | None = None
+    graph_memory: Any = None
 
 
 class LaneDesk:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -297,7 +297,7 @@ class LaunchedRound:
 
 @torch.inference_mode()
 def capture_slot_round(
-    head: MtpHead, pool: KvPool, shape: RoundShape, place: SlotPlace, graph_memory: tuple[int, int] | None = None
+    head: MtpHead, pool: KvPool, shape: RoundShape, place: SlotPlace, graph_memory: Any = None
 ) -> LaunchedRound:
     """A lane's own instance of a round: launches of one instance are ordered by CUDA, so lanes share none.
 
