@@ -1,4 +1,4 @@
-# Needs Linux, git, make, gcc and Python 3.11 or newer with venv. Everything else is installed into .venv and .venv-proto.
+# Needs Linux, git, make, gcc and Python 3.11 or newer with venv. Everything else is installed into .venv, .venv-proto and .venv-chart.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -10,8 +10,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 PROTO_BIN := $(PROTO_VENV)/bin
+CHART_VENV := .venv-chart
+CHART_BIN := $(CHART_VENV)/bin
 PROTOC_GEN_GO := v1.36.11
 PROTOC_GEN_GO_GRPC := v1.6.1
+STATICCHECK := v0.8.2
 GO_MODULE := example.com/specdraft/clients/go
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -51,14 +54,31 @@ format: $(VENV)/.stamp ## let ruff mend and format the Python files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Without cgo wherever the race detector does not need it, so that few variants of the standard library get compiled.
 .PHONY: go
-go: $(GO_READY) ## vet and build the Go client
-	cd clients/go && $(GO) vet ./... && $(GO) build ./...
+go: export CGO_ENABLED := 0
+go: $(PROTO_VENV)/.stamp-staticcheck-$(STATICCHECK) ## vet, check and test the Go client
+	cd clients/go && test -z "$$($$($(GO) env GOROOT)/bin/gofmt -l . | tee /dev/stderr)"
+	cd clients/go && $(GO) vet ./... && PATH="$$($(GO) env GOROOT)/bin:$$PATH" $(CURDIR)/$(PROTO_BIN)/staticcheck ./...
+	cd clients/go && $(GO) build ./... && CGO_ENABLED=1 $(GO) test -race ./...
+
+.PHONY: chart-tools
+chart-tools: $(CHART_VENV)/.stamp ## make .venv-chart: helm and what looks at charts and images
 
 .PHONY: pytest
 pytest: export OMP_NUM_THREADS := 1
-pytest: $(VENV)/.stamp $(PROTO_VENV)/.stamp ## the tests that need no GPU; PYTEST_ARGS='tests/unit -k pages' for some
+pytest: export GO := $(GO)
+pytest: $(VENV)/.stamp $(PROTO_VENV)/.stamp $(CHART_VENV)/.stamp ## the tests that need no GPU; PYTEST_ARGS='tests/unit -k pages' for some
 	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
+
+ROUNDS ?= 7
+CALLS ?= 300
+.PHONY: bench-clients
+bench-clients: export OMP_NUM_THREADS := 1
+bench-clients: export PYTHONPATH := .:kernels:clients/python:tests
+bench-clients: export GO := $(GO)
+bench-clients: $(VENV)/.stamp $(GO_READY) ## Propose over Drive from Go and Python beside each language's bare echo
+	$(BIN)/python tests/conformance/bench_drive.py --rounds $(ROUNDS) --calls $(CALLS) $(if $(JSON),--json $(JSON))
 
 # With the interpreter at hand: no virtual environment and no network, as on a machine lent for its GPU. Only the files
 # that have GPU tests are collected, so that packages which the others need may be missing.
@@ -66,7 +86,7 @@ pytest: $(VENV)/.stamp $(PROTO_VENV)/.stamp ## the tests that need no GPU; PYTES
 test-gpu: export OMP_NUM_THREADS := 1
 test-gpu: export PYTHONPATH := .:kernels:clients/python:tests:$(PYTHONPATH)
 test-gpu: ## the tests that need a GPU, with $(PYTHON) as it is
-	files=$$(grep -rlE --include='test_*.py' 'mark\.gpu' tests) || { echo 'no test is marked gpu' >&2; exit 1; }; \
+	files=$$(grep -rlE --include='test_*.py' 'mark\.gpu|kernel_backends' tests) || { echo 'no test is marked gpu' >&2; exit 1; }; \
 	$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $$files
 
 # $(1): the folder that gets clients/python and clients/go. One protoc call makes both languages; the gRPC modules of
@@ -102,7 +122,7 @@ proto-check: $(PROTO_VENV)/.stamp ## fail if the committed generated code is not
 
 .PHONY: clean
 clean: ## remove what was built, the virtual environments included
-	rm -rf $(VENV) $(PROTO_VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PROTO_VENV) $(CHART_VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -rf build dist *.egg-info clients/python/build clients/python/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -115,7 +135,7 @@ endef
 
 $(VENV)/.stamp: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(call make-venv,$(VENV))
-	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[demo,dev]'
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[demo,dev,tracing]'
 	touch $@
 
 $(VENV)/.stamp-go: constraints.txt | $(VENV)/.stamp
@@ -130,6 +150,17 @@ $(PROTO_VENV)/.stamp: .ci/proto-tools.txt $(PROTO_VENV)/.stamp-go-$(PROTOC_GEN_G
 # The name says which versions are there, so that new versions get installed.
 $(PROTO_VENV)/.stamp-go-$(PROTOC_GEN_GO)-$(PROTOC_GEN_GO_GRPC): | $(GO_READY)
 	$(call make-venv,$(PROTO_VENV))
-	GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@$(PROTOC_GEN_GO)
-	GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@$(PROTOC_GEN_GO_GRPC)
+	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@$(PROTOC_GEN_GO)
+	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@$(PROTOC_GEN_GO_GRPC)
+	touch $@
+
+$(PROTO_VENV)/.stamp-staticcheck-$(STATICCHECK): | $(GO_READY)
+	$(call make-venv,$(PROTO_VENV))
+	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(PROTO_BIN) $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK)
+	touch $@
+
+$(CHART_VENV)/.stamp: .ci/chart-tools.txt helm/tools/go.mod helm/tools/go.sum helm/tools/podsecurity/main.go | $(GO_READY)
+	$(call make-venv,$(CHART_VENV))
+	$(CHART_BIN)/python $(PIP_INSTALL) -r .ci/chart-tools.txt
+	cd helm/tools && export CGO_ENABLED=0 && $(GO) build -ldflags '-s -w' -o $(CURDIR)/$(CHART_BIN)/ ./podsecurity helm.sh/helm/v3/cmd/helm && $(GO) vet ./...
 	touch $@

@@ -151,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         default=f"unix://{ServiceConfig().socket}",
         help="gRPC address, or the socket's path (default %(default)s)",
     )
+    health.add_argument("--service", default="", help="health service: empty = ready, specdraft.live = alive")
     health.add_argument("--timeout-s", type=_seconds, default=2.0, help="most time to wait (default %(default)s)")
     health.set_defaults(run=_health)
     _add_demo(commands)
@@ -175,7 +176,7 @@ def _add_demo(commands: _Commands) -> None:
 
 
 def _add_bench(commands: _Commands) -> None:
-    bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry, sessions, tax, step")
+    bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry, sessions, metrics, tax, step")
     kinds = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     rpc = kinds.add_parser("rpc", help="round trips beside a bare gRPC echo and the head's own forward")
     rpc.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
@@ -200,7 +201,10 @@ def _add_bench(commands: _Commands) -> None:
     )
     sessions.add_argument("--rounds", type=_count(1, 10_000), default=15, help="rounds (default %(default)s)")
     sessions.set_defaults(run=_bench, measure=_bench_sessions)
-    for kind in (rpc, acceptance, carry, sessions, *_add_gpu_benches(kinds)):
+    metrics = kinds.add_parser("metrics", help="what counting costs beside the head's forward")
+    metrics.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
+    metrics.set_defaults(run=_bench, measure=_bench_metrics)
+    for kind in (rpc, acceptance, carry, sessions, metrics, *_add_gpu_benches(kinds)):
         kind.add_argument("--json", action="store_true", help="print the result as it is committed")
 
 
@@ -272,13 +276,17 @@ def _serve(flags: argparse.Namespace) -> int:
         _say_where(addresses, config)
         while not stop.given.wait(LOOK_S) and not service.has_failed:
             pass
-        has_failed = service.has_failed
-        _log.info("%s: draining, at most %g s", "the engine has died" if has_failed else stop.why, config.drain_s)
+        failure = service.failure
+        _log.info("%s: draining, at most %g s", failure or stop.why, config.drain_s)
         service.drain()
     finally:
         service.close()
+    if service.is_stuck:
+        _log.error("the device does not come back: ending without it")
+        logging.shutdown()
+        os._exit(EXIT_FAILED)
     _log.info("ended")
-    return _failed("the engine has died", EXIT_FAILED) if has_failed else 0
+    return _failed(failure, EXIT_FAILED) if failure else 0
 
 
 class _Stop:
@@ -328,7 +336,7 @@ def _inspect(flags: argparse.Namespace) -> int:
 def _health(flags: argparse.Namespace) -> int:
     from drafter_service.server import ask_health
 
-    status, why = ask_health(flags.target, flags.timeout_s)
+    status, why = ask_health(flags.target, flags.timeout_s, flags.service)
     print(status)
     return 0 if status == "SERVING" else _failed(f"{flags.target}: {why or status}", EXIT_FAILED)
 
@@ -451,6 +459,15 @@ def _bench_sessions(flags: argparse.Namespace) -> int:
     figures = sessions.measure_sessions(plan, tell=_tell)
     command = f"drafter-service bench sessions --sequences {flags.sequences} --rounds {flags.rounds} --json"
     return _report("sessions", command, figures, sessions.describe, as_json=flags.json)
+
+
+def _bench_metrics(flags: argparse.Namespace) -> int:
+    from drafter_service.bench import metrics
+    from drafter_service.bench.samples import Plan
+
+    figures = metrics.measure_metrics(Plan(flags.rounds), tell=_tell)
+    command = f"drafter-service bench metrics --rounds {flags.rounds} --json"
+    return _report("metrics", command, figures, metrics.describe, as_json=flags.json)
 
 
 def _report(

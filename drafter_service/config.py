@@ -29,14 +29,14 @@ TIME_MAX_S = 1e6
 """Longest time: in milliseconds it fits into the contract's uint32 fields."""
 
 
-LEVERS = ("hidden_source", "recycle", "lm_head", "draft_vocab")
+LEVERS = ("hidden_source", "recycle", "quantization", "lm_head", "draft_vocab")
 """Settings that change what is drafted and never what a target answers: an A/B changes one of them."""
 
 GROUPS = (
     ("head", None, ("checkpoint", "target_checkpoint", "device", "dtype", "runner")),
     ("levers", "change what is drafted, never what the target answers", LEVERS),
     ("listeners", None, ("socket", "listen", "tls_cert", "tls_key", "tls_client_ca", "insecure")),
-    ("probes and log", None, ("probe_host", "metrics_port", "health_port", "log_level")),
+    ("probes and log", None, ("probe_host", "metrics_port", "health_port", "log_level", "tracing")),
     ("limits", None, ("max_drafts", "max_batch", "max_seq_len", "prefill_rows", "message_bytes", "max_in_flight")),
     ("memory", None, ("page_rows", "kv_bytes", "arena_bytes", "carry_ttl_s", "carry_share")),
     (
@@ -136,6 +136,11 @@ class ServiceConfig:
     runner: str = _setting("auto", "eager or graph (CUDA graphs); auto = graph on a GPU, eager on a CPU", str)
     hidden_source: str = _setting("auto", "pre_norm or post_norm; auto = what the head was trained on", str)
     recycle: str = _setting("auto", "state that feeds the next draft: pre_norm or post_norm; auto = the family's", str)
+    quantization: str = _setting(
+        "as-stored",
+        "what the projections are rounded to: as-stored, fp8 (all) or nvfp4 (all but the joining one, k and v)",
+        str,
+    )
     lm_head: str = _setting(
         "auto",
         "what the LM head is rounded to: as-stored, float32, bf16, fp8 or nvfp4; auto = nvfp4 on a GPU, else as-stored",
@@ -173,6 +178,7 @@ class ServiceConfig:
     workers: int = _setting(16, "threads for unary calls; streams have their own", int)
     torch_threads: int = _setting(0, "threads that torch uses on a CPU; 0 = torch's default", int)
     log_level: str = _setting("info", "debug, info, warning or error", str)
+    tracing: bool = _setting(False, "OpenTelemetry spans of Propose; OTEL_* variables say where to", parse_bool)
 
     def check(self) -> None:
         """Refuses values that cannot work, by themselves or together. Raises ConfigError."""
@@ -211,6 +217,7 @@ class ServiceConfig:
             "runner": ("auto", "eager", "graph"),
             "hidden_source": ("auto", "pre_norm", "post_norm"),
             "recycle": ("auto", "pre_norm", "post_norm"),
+            "quantization": ("as-stored", "fp8", "nvfp4"),
             "lm_head": ("auto", "as-stored", "float32", "bf16", "fp8", "nvfp4"),
             "log_level": ("debug", "info", "warning", "error"),
         }

@@ -48,6 +48,7 @@ class Books:
         num_pages: pages of the pool.
         page_rows: rows in a page.
         max_batch: most entries of one forward.
+        borrows: whether callers of the engine's `work` may do a step.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Books:
         limits: CarryLimits | None = None,
         *,
         wrap_runner=lambda runner, head, pool: runner,
+        borrows: bool = False,
     ) -> None:
         layout = head.kv_layout()
         shape = PoolShape(layout.num_layers, page_rows, layout.num_kv_heads, layout.head_dim, layout.dtype)
@@ -80,6 +82,7 @@ class Books:
             in_flight=InFlight(2),
             observer=metrics,
             clock=time.monotonic,
+            borrows=borrows,
         )
         self.engine.start()
 

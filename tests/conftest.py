@@ -20,6 +20,12 @@ if hypothesis is not None:
     hypothesis.settings.load_profile("ci" if IN_CI else "local")
 
 
+def pytest_configure(config):
+    """Without a GPU, or where none is wanted, kernels run in Triton's interpreter. Before its first import."""
+    if config.option.markexpr == "not gpu" or (config.option.markexpr != "gpu" and not gpu_visible()):
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 def gpu_visible() -> bool:
     try:
         import torch

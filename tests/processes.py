@@ -35,9 +35,9 @@ def flags(checkpoint, socket, **changes):
     return [f"--{name.replace('_', '-')}={value}" for name, value in (settings | changes).items() if value is not None]
 
 
-def begin(arguments, **variables):
+def begin(arguments, command=COMMAND, **variables):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], env=environment(**variables), cwd="/", **pipes)
+    return subprocess.Popen([*command, *map(str, arguments)], env=environment(**variables), cwd="/", **pipes)
 
 
 def places(process):
@@ -49,9 +49,9 @@ def places(process):
 
 
 @contextmanager
-def serving(arguments, **variables):
+def serving(arguments, command=COMMAND, **variables):
     """The process and where it serves; it is made to end afterwards."""
-    process = begin(arguments, **variables)
+    process = begin(arguments, command, **variables)
     try:
         yield process, places(process)
     finally:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from drafter_service.memory.hiddens import PackedRows
+
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
@@ -41,7 +43,7 @@ class RunEntry:
     num_live_rows: int
     first_key: int
     tokens: tuple[int, ...]
-    hiddens: Tensor
+    hiddens: Tensor | PackedRows
     num_drafts: int
     min_logprob: float | None
     masks: Tensor | None
@@ -158,6 +160,9 @@ def commit(ledger: Ledger, planned: PlannedWrite, result: RunResult, cost: Round
     sequence, wish = planned.sequence, planned.wish
     told_from = wish.first_key - len(wish.verified_tokens)
     ledger.judge(sequence, told_from, wish.verified_tokens + wish.tokens, wish.accepted_drafts)
+    if planned.verified.gap_before(wish.first_key) is not None:
+        ledger.observer.gap("declared")
+    ledger.observer.draft_rows_kept(planned.verified.row_count - sequence.rows.row_count)
     sequence.adopt_drafts(planned.verified)
     sequence.drop_rows(wish.first_key)
     sequence.rows = planned.rows
@@ -168,6 +173,7 @@ def commit(ledger: Ledger, planned: PlannedWrite, result: RunResult, cost: Round
     if result.drafts:
         sequence.last_round = Round(planned.rows.last_key + 1, result.drafts)
     stop = (result.stop or planned.limit) if planned.drafts else None
+    sequence.last_op = planned.operation.op  # the view tells it
     answer = Written(sequence.view(), result.drafts, result.logprobs, stop, _recommended(planned, cost))
     return accept(sequence, planned.operation, answer)
 
@@ -198,8 +204,6 @@ def _check(ledger: Ledger, sequence: Sequence, rows: Rows, wish: WriteWish) -> N
         if error.reason is Reason.MISSING_ROWS:
             ledger.observer.gap("refused")
         raise
-    if rows.gap_before(wish.first_key) is not None:
-        ledger.observer.gap("declared")
 
 
 def _take_pages(
@@ -219,6 +223,11 @@ def _take_pages(
     if num_drafts > num_positions:
         num_drafts, limit = num_positions, Stop.POSITION_LIMIT
     most = num_drafts
+
+    row_end = rows.row_count + max(num_drafts - rowless, 0)
+    has_pages = ledger.num_pages_for(row_end) <= len(sequence.pages)
+    if has_pages and not _shared(ledger, sequence, row_begin, row_end, {}):
+        return num_drafts, limit, {}
 
     def needed(num_drafts: int, carried: Mapping[int, int]) -> int:
         """Pages that the write with so many drafts takes, once carries have let go of `carried`."""

@@ -1,4 +1,4 @@
-"""The engine: one thread that owns the books and the device, and does one step after another."""
+"""The engine: owns the books and the device, and does one step after another, in one thread at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from drafter_service.engine.arrivals import Arrivals
@@ -55,7 +56,11 @@ class StepObserver(Protocol):
 
 
 class Engine:
-    """Takes calls from any thread and answers them from its own.
+    """Takes calls from any thread and answers them from its own, or from that of a caller who lends his.
+
+    Whoever has the turn does a step; nobody else touches books and device meanwhile. A caller who finds the turn free
+    takes it for one step: a call that meets an idle engine costs no change of threads. What is left when he goes is
+    the engine's own thread's.
 
     Args:
         ledger: the books.
@@ -64,6 +69,7 @@ class Engine:
         in_flight: bound on the writes of one sequence that wait at once.
         observer: told of steps.
         clock: monotonic seconds.
+        borrows: whether `work` may do a step in its caller's thread.
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class Engine:
         in_flight: InFlight,
         observer: StepObserver,
         clock: Callable[[], float],
+        borrows: bool = False,
     ) -> None:
         self.ledger = ledger
         self.runner = runner
@@ -87,6 +94,12 @@ class Engine:
         self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()
         self._stopping = False
+        self._borrows = borrows
+        self._turn = threading.Lock()
+        self._wake = threading.Lock()  # held while the thread has nothing to wake up for
+        self._wake.acquire()
+        self._is_open = True
+        self._has_failed = False
         self._draft_s = 0.0
         self._batch_s = 0.0
         self._seen_at: dict[bytes, float] = {}
@@ -98,11 +111,21 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether the engine can go on: its thread runs, and no step has ended by a bug of its own."""
+        return self._thread.is_alive() and not self._has_failed
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a step is being done: after `stop`, by a device that does not come back."""
+        return self._turn.locked()
 
     def submit(self, call: Call) -> None:
         """Asks for a call. Entries beyond the in-flight bound are refused here and now."""
+        self.accept(call)
+        self._wake_up()
+
+    def accept(self, call: Call) -> None:
+        """As `submit`, but nothing happens before `work`, which the same thread has to call next."""
         for index in call.open_indices():
             operation = call.operations[index]
             if isinstance(operation, Write) and self._enter(operation, call, index) is Entry.FULL:
@@ -115,6 +138,17 @@ class Engine:
                 return
         for index in call.open_indices():
             self._finish(Job(call, index), Refusal(draining(), None))
+
+    def work(self) -> None:
+        """Sees to it that what was accepted gets done: one step here if nobody is at work, the rest elsewhere."""
+        if self._borrows and self._turn.acquire(blocking=False):
+            try:
+                self._do_step()
+            finally:
+                self._turn.release()
+            if self._inbox.empty() and not len(self._scheduler):
+                return
+        self._wake_up()
 
     def ask(self, operation: Operation, timeout_s: float) -> Outcome:
         """Asks for one operation and waits for its outcome. Raises TIMEOUT."""
@@ -137,6 +171,7 @@ class Engine:
             if not self._stopping:
                 self._stopping = True
                 self._inbox.put(None)
+        self._wake_up()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
@@ -153,30 +188,51 @@ class Engine:
             limit=limit,
         )
 
+    def _wake_up(self) -> None:
+        with suppress(RuntimeError):  # it has been woken already
+            self._wake.release()
+
     def _loop(self) -> None:
-        is_open = True
-        while is_open or len(self._scheduler):
-            is_open = self._take_in(wait=not len(self._scheduler)) and is_open
-            is_open = self._take_along() and is_open
+        while self._is_open or len(self._scheduler):
+            is_woken = self._wake.acquire(timeout=IDLE_BEAT_S)
+            # Without a reason to wait for it: whoever has the turn says with his heartbeat that he gets on.
+            if not self._turn.acquire(blocking=is_woken):
+                continue
+            try:
+                while self._do_step():
+                    pass
+                self.heartbeat = self._clock()
+            finally:
+                self._turn.release()
+
+    def _do_step(self) -> bool:
+        """Does what can be done now, with the turn; False if there was nothing."""
+        try:
+            self._take_in()
+            if not len(self._scheduler):
+                return False
+            self._take_along()
             self.heartbeat = self._clock()
             self._step()
+        except BaseException:
+            self._has_failed = True
+            raise
+        return True
 
-    def _take_along(self) -> bool:
-        """Takes in the calls that are just being decoded, if a batch is about to run; False as `_take_in`."""
-        is_open = True
+    def _take_along(self) -> None:
+        """Takes in the calls that are just being decoded, if a batch is about to run."""
         if not self._scheduler.has_writes:
-            return is_open
+            return
         patience = min(TAKE_ALONG_SHARE * self._batch_s, TAKE_ALONG_S)
         until = self._clock() + patience
         # Where other sessions have written lately, a glance whether they are at the door, and one more as long as
         # somebody was: Python shows it only to those who let go of the interpreter.
         glance = self._batch_s > GLANCE_SHARE * GLANCE_S and self._others_are_about()
-        while is_open and (glance or self.arrivals) and self._clock() < until:
+        while self._is_open and (glance or self.arrivals) and self._clock() < until:
             num_waiting = len(self._scheduler)
             time.sleep(GLANCE_S if glance else YIELD_S)
-            is_open = self._take_in(wait=False)
+            self._take_in()
             glance = glance and len(self._scheduler) > num_waiting and self._others_are_about()
-        return is_open
 
     def _others_are_about(self) -> bool:
         """Whether a session that has nothing waiting has written within the last moments."""
@@ -184,16 +240,17 @@ class Engine:
         self._seen_at = {session: seen for session, seen in self._seen_at.items() if seen > since}
         return any(not self._scheduler.has_jobs_of(session) for session in self._seen_at)
 
-    def _take_in(self, *, wait: bool) -> bool:
-        """Moves everything that has arrived to the scheduler; False once the end has been announced."""
+    def _take_in(self) -> None:
+        """Moves everything that has arrived to the scheduler."""
         try:
-            call = self._inbox.get(timeout=IDLE_BEAT_S) if wait else self._inbox.get_nowait()
-            while call is not None:
-                self._scheduler.add(call)
+            while True:
                 call = self._inbox.get_nowait()
+                if call is None:
+                    self._is_open = False
+                else:
+                    self._scheduler.add(call)
         except queue.Empty:
-            return True
-        return False
+            return
 
     def _step(self) -> None:
         step = self._scheduler.next_step()

@@ -47,7 +47,10 @@ class Observer(CarryObserver, Protocol):
         """A round ended without saying what was accepted."""
 
     def gap(self, outcome: str) -> None:
-        """A write left a gap: "refused" or "declared"."""
+        """A write left a gap: "refused", or "declared" and carried out."""
+
+    def draft_rows_kept(self, num_rows: int) -> None:
+        """So many draft rows were verified and count as approximate rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +312,7 @@ def accept(sequence: Sequence, operation: NumberedOperation, answer: Answer) -> 
     """Makes the operation the sequence's last one and keeps its answer for retries."""
     sequence.last_op = operation.op
     sequence.last_digest = operation.digest
-    if isinstance(answer, Written | Viewed | Taken):
+    if isinstance(answer, Written | Viewed | Taken) and answer.view.last_op != operation.op:
         answer = replace(answer, view=sequence.view())
     sequence.last_outcome = answer
     return answer

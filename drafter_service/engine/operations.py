@@ -14,6 +14,8 @@ from specdraft.errors import SpecdraftError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from drafter_service.memory.hiddens import PackedRows
+
 
 class Stop(Enum):
     """Why drafting ended where it did (`StopReason` on the wire)."""
@@ -67,7 +69,7 @@ class WriteWish:
 
     first_key: int
     tokens: tuple[int, ...]
-    hiddens: Tensor
+    hiddens: Tensor | PackedRows
     allow_gap: bool
     accepted_drafts: int | None
     verified_tokens: tuple[int, ...] = ()

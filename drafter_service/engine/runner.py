@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from drafter_kernels.paged_attention import paged_attention
 from drafter_service.engine.batch import RunEntry, RunResult
 from drafter_service.engine.operations import Stop
 from drafter_service.heads import MtpHead
+from drafter_service.memory.hiddens import PackedRows
 from drafter_service.state.pool import KvPool
 
 FEW_ROWS = 32
@@ -67,7 +69,7 @@ class EagerRunner:
         tokens = torch.tensor([token for entry in entries for token in entry.tokens], dtype=torch.int64)
         keys = _joined([torch.arange(e.first_key, e.first_key + len(e.tokens)) for e in entries])
         slots = _joined([self._slots(e, e.row_begin, e.num_rows) for e in entries])
-        hiddens = _joined([entry.hiddens for entry in entries])
+        hiddens = _joined([_rows(entry) for entry in entries])
         device = self._head.device
         writer = _SlotWriter(self._pool, slots.to(device))
         inputs = self._head.absorb(tokens.to(device), hiddens.to(device), keys.to(device), writer)
@@ -195,6 +197,10 @@ class _Chain:
             self.stop = Stop.CONFIDENCE
 
 
+def _rows(entry: RunEntry) -> Tensor:
+    return entry.hiddens.tensor() if isinstance(entry.hiddens, PackedRows) else entry.hiddens
+
+
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
@@ -221,6 +227,8 @@ class _PageReader:
     def __init__(self, pool: KvPool, page_table: Tensor, row_counts: Sequence[int]) -> None:
         self._pool = pool
         self._page_table = page_table
+        self._row_count = max(row_counts)
+        self._is_small = len(row_counts) == 1 and page_table.device.type == "cpu" and pool.shape.dtype == torch.float32
         self._row_counts = torch.tensor(row_counts, dtype=torch.int32, device=page_table.device)
         groups: dict[int, list[int]] = {}
         for index, count in enumerate(row_counts):
@@ -233,6 +241,8 @@ class _PageReader:
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """Attention of one query a sequence over the rows that it holds."""
         k_pages, v_pages = self._pool.pages(layer)
+        if self._is_small:
+            return self._attend_alone(q, k_pages, v_pages, scale)
         if len(self._groups) == 1:
             return paged_attention(q, k_pages, v_pages, self._page_table, self._row_counts, scale)
         attended = torch.empty_like(q)
@@ -240,3 +250,14 @@ class _PageReader:
             table, counts = self._page_table[indices, :num_pages], self._row_counts[indices]
             attended[indices] = paged_attention(q[indices], k_pages, v_pages, table, counts, scale)
         return attended
+
+    def _attend_alone(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, scale: float) -> Tensor:
+        """The same for one sequence on a CPU: no row is there that does not count, so that fewer operations do."""
+        num_pages = -(-self._row_count // k_pages.shape[1])
+        pages = self._page_table[0, :num_pages]
+        k, v = (
+            stored.index_select(0, pages).flatten(0, 1)[: self._row_count].transpose(0, 1)
+            for stored in (k_pages, v_pages)
+        )
+        grouped = q.view(1, len(k), -1, q.shape[-1])  # a KV head's queries, side by side
+        return scaled_dot_product_attention(grouped, k[None], v[None], scale=scale).reshape(q.shape)

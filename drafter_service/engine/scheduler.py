@@ -67,6 +67,11 @@ class Scheduler:
 
     def next_step(self) -> Step:
         """What can be done now: each job goes in unless the step is full or an earlier job must come first."""
+        if self._num_waiting == 1:  # the usual case, without the bookkeeping of the others
+            ((job,),) = self._waiting.values()
+            self._waiting, self._num_waiting = {}, 0
+            is_write = isinstance(job.operation, Write)
+            return Step(writes=[job]) if is_write else Step(bookkeeping=[job])
         room = _Room(self._max_batch, self._max_rows)
         queues = list(self._waiting.items())
         left: dict[bytes, deque[Job]] = {session: deque() for session, _ in queues}

@@ -159,6 +159,8 @@ class MtpHead:
 
     def _norm(self, x: Tensor, scale: Tensor) -> Tensor:
         """RMSNorm over the last dimension, in float32, back in x's dtype."""
+        if x.dtype is torch.float32:
+            return torch.rms_norm(x, scale.shape, scale, self.config.rms_norm_eps)
         wide = x.float()
         rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
         return (wide * rms * scale).to(x.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -20,8 +21,25 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 FEW_ELEMENTS = 1024
 
 
-def hidden_rows(data: bytes | bytearray, dtype: str, width: int, head_dtype: str) -> Tensor:
-    """Packed little-endian rows as a tensor [rows, width] in the head's element type.
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """A round's few rows, private and checked, not a tensor yet: whoever runs the batch wakes torch up, once.
+
+    Attributes:
+        buffer: packed little-endian float32.
+        width: elements of a row.
+    """
+
+    buffer: bytearray
+    width: int
+
+    def tensor(self) -> Tensor:
+        """The rows, float32 [rows, width], over the same memory."""
+        return torch.frombuffer(self.buffer, dtype=torch.float32).view(-1, self.width)
+
+
+def hidden_rows(data: bytes | bytearray, dtype: str, width: int, head_dtype: str) -> Tensor | PackedRows:
+    """Packed little-endian rows [rows, width] in the head's element type.
 
     Args:
         data: private to the service. A bytearray is used in place, bytes are copied.
@@ -33,11 +51,14 @@ def hidden_rows(data: bytes | bytearray, dtype: str, width: int, head_dtype: str
         HIDDEN_NOT_FINITE: an element is NaN or infinite, or becomes so in the head's type; names the first such row.
     """
     buffer = data if isinstance(data, bytearray) else bytearray(data)
+    # A sum is finite only if all its terms are; only when it is not (which overflow can cause too) look at each.
+    is_small = dtype == head_dtype == "float32" and len(buffer) <= FEW_ELEMENTS * 4
+    if is_small and math.isfinite(sum(memoryview(buffer).cast("f"))):
+        return PackedRows(buffer, width)
     rows = torch.frombuffer(buffer, dtype=DTYPES[dtype]).view(-1, width)
     if head_dtype != dtype:
-        rows, buffer = rows.to(DTYPES[head_dtype]), bytearray()
-    # A sum is finite only if all its terms are; only when it is not (which overflow can cause too) look at each.
-    if not math.isfinite(_sum(buffer, rows)):
+        rows = rows.to(DTYPES[head_dtype])
+    if not math.isfinite(rows.sum(dtype=torch.float64).item()):
         finite = torch.isfinite(rows).all(dim=1)
         if not finite.all():
             row = int((~finite).nonzero()[0, 0])
@@ -57,13 +78,6 @@ def checked_rows(rows: Tensor, head_dtype: str) -> Tensor:
         row = int((~finite).nonzero()[0, 0])
         raise make_error(Reason.HIDDEN_NOT_FINITE, f"hidden row {row} holds NaN or an infinity", row=row)
     return rows
-
-
-def _sum(buffer: bytearray, rows: Tensor) -> float:
-    # A round's few rows are summed sooner by Python than torch is woken up in a thread that hardly uses it.
-    if buffer and rows.dtype == torch.float32 and rows.numel() <= FEW_ELEMENTS:
-        return sum(memoryview(buffer).cast("f"))
-    return rows.sum(dtype=torch.float64).item()
 
 
 def mask_rows(words: Tensor, vocab_size: int) -> Tensor:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from drafter_service.config import ADMIN_SUFFIX, DESCRIPTOR_SUFFIX, ConfigError, ServiceConfig
 from drafter_service.heads import (
+    BodyPrecision,
     CheckpointError,
     HeadPlan,
     HiddenSource,
@@ -38,7 +39,7 @@ from drafter_service.server.listeners import (
     why_unbindable,
 )
 from drafter_service.server.servicer import DrafterServicer
-from drafter_service.telemetry import Metrics
+from drafter_service.telemetry import Metrics, Tracing
 from specdraft.v1 import admin_pb2_grpc, drafter_pb2_grpc
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Service:
         self._closers.append(assembly.close)
         assembly.loss.when_lost(self._lose_device)
         facts = self._facts(plan, assembly, descriptor_socket)
-        parts = assembly.parts(facts, SOCKET_MODE)
+        parts = assembly.parts(facts, SOCKET_MODE, self._start_tracing())
         self._servicer.serve(parts)
         self._watch()
         self._health.set_serving(True)
@@ -132,6 +133,7 @@ class Service:
                 dtype=dtype,
                 hidden_source=None if config.hidden_source == "auto" else HiddenSource(config.hidden_source),
                 recycle=None if config.recycle == "auto" else RecycleSource(config.recycle),
+                quantization=BodyPrecision(config.quantization),
                 lm_head=None if config.lm_head == "auto" else LmHeadPrecision(config.lm_head),
                 draft_vocab=config.draft_vocab,
             )
@@ -197,6 +199,16 @@ class Service:
         self._closers += [thread.join, server.server_close, server.shutdown]
         return int(server.server_port)
 
+    def _start_tracing(self) -> Tracing | None:
+        if not self.config.tracing:
+            return None
+        try:
+            tracing = Tracing()
+        except ImportError as error:
+            raise ConfigError(f"--tracing needs OpenTelemetry, the extra tracing: {error}") from error
+        self._closers.append(tracing.close)
+        return tracing
+
     def _start_probes(self) -> int | None:
         port = self.config.health_port
         if port is None:
@@ -251,6 +263,7 @@ class Service:
                 "carried": lambda: vault.num_own_pages,
                 "live": lambda: allocator.num_pages - allocator.num_free - vault.num_own_pages,
             },
+            dict(self.assembly.memory_bytes),
         )
 
     def refuse_sessions(self) -> None:
@@ -272,11 +285,23 @@ class Service:
         self._servicer.lose_device()
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the engine has died or the device is lost; nothing but a new process helps then."""
+    def failure(self) -> str:
+        """What nothing but a new process helps against: "", or one line."""
         if self.assembly is None or self._stopping.is_set():
-            return False
-        return self.assembly.loss.is_lost or not self.assembly.engine.is_alive
+            return ""
+        if self.assembly.device.is_lost:
+            return "the device is lost"
+        return "" if self.assembly.engine.is_alive else "the engine has died"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether nothing but a new process helps."""
+        return bool(self.failure)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a thread is still inside the device after the end; Python would wait for it forever."""
+        return self.assembly is not None and self._stopping.is_set() and self.assembly.engine.is_at_work
 
     def close(self) -> None:
         """Ends everything that was started, last first. Safe to call twice."""
@@ -286,10 +311,10 @@ class Service:
             self._closers.pop()()
 
     def _is_live(self) -> bool:
-        engine = self.assembly.engine if self.assembly else None
-        if self.assembly is not None and self.assembly.loss.is_lost:
-            return False
-        return engine is None or (engine.is_alive and self._clock() - engine.heartbeat < STUCK_S)
+        if self.assembly is None:
+            return True
+        engine = self.assembly.engine
+        return engine.is_alive and self._clock() - engine.heartbeat < STUCK_S and not self.assembly.device.is_lost
 
     def _reap(self) -> None:
         assert self.assembly is not None, "started once it is there"
@@ -298,6 +323,7 @@ class Service:
                 self._servicer.end_session(session, "expired")
             self._servicer.cut_streams()
             self._servicer.expire_carries()
+            self.metrics.enter_noted()  # a scrape of some names alone does not
             self._health.check()
             self.assembly.check_device()
         for session in self.assembly.sessions.pop_all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from drafter_service.config import MIB, ConfigError, ServiceConfig
 from drafter_service.engine import Engine, HeadIdentity, Ledger, Scheduler
 from drafter_service.engine.batch import Runner
+from drafter_service.engine.device_watch import DeviceWatch
 from drafter_service.engine.graph_runner import GraphLimits, GraphRunner
 from drafter_service.engine.in_flight import InFlight
 from drafter_service.engine.lane_rounds import LaneDesk
@@ -33,7 +34,7 @@ from drafter_service.server.self_test import SelfTestError, self_test
 from drafter_service.server.servicer import Parts
 from drafter_service.state import PageAllocator, SessionTable
 from drafter_service.state.pool import KvPool, PoolShape
-from drafter_service.telemetry import Metrics
+from drafter_service.telemetry import Metrics, Tracing
 from specdraft.memory import CudaError
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Assembly:
         head: the loaded head.
         pool: the KV.
         engine: not started yet.
+        device: what the runner's device is known to be worth.
         switch: the runners.
         loss: knows whether the device is lost.
         metrics: counts.
@@ -63,6 +65,7 @@ class Assembly:
         head: MtpHead,
         pool: KvPool,
         engine: Engine,
+        device: DeviceWatch,
         *,
         switch: RunnerSwitch,
         loss: DeviceLoss,
@@ -70,6 +73,7 @@ class Assembly:
         clock: Callable[[], float],
     ) -> None:
         self.config = config
+        self.device = device
         self.head = head
         self.pool = pool
         self.engine = engine
@@ -81,6 +85,7 @@ class Assembly:
         self.gpu: GpuMemory | None = open_gpu(config, head.device)
         self._lanes: LaneCalls | None = None
         self._descriptors: DescriptorServer | None = None
+        self.tracing: Tracing | None = None
 
     @property
     def num_pages(self) -> int:
@@ -93,11 +98,24 @@ class Assembly:
         longest = self.head.config.max_position
         return min(self.config.max_seq_len or longest, longest)
 
-    def parts(self, facts: ServiceFacts, socket_mode: int) -> Parts:
+    @property
+    def memory_bytes(self) -> Mapping[str, Callable[[], float]]:
+        """What the service holds on its device, by use; "other" is what PyTorch has allocated besides."""
+        weights, kv = self.head.weight_bytes(), self.pool.num_pages * self.pool.shape.page_bytes
+        uses: dict[str, Callable[[], float]] = {"weights": lambda: weights, "kv": lambda: kv}
+        device = self.head.device
+        if device.type == "cuda":
+            uses["other"] = lambda: max(torch.cuda.memory_allocated(device) - weights - kv, 0)
+        return uses
+
+    def parts(self, facts: ServiceFacts, socket_mode: int, tracing: Tracing | None) -> Parts:
         """What the RPCs need."""
         if facts.descriptor_socket is not None:
             self._descriptors = DescriptorServer(facts.descriptor_socket, socket_mode)
-        calls = Calls(self.engine, facts, self._metrics, self._embed, self._clock)
+        self.tracing = tracing
+        if tracing is not None:
+            tracing.follow(lambda: self.device.last_run, self._clock)
+        calls = Calls(self.engine, facts, self._metrics, self._embed, self._clock, tracing=tracing)
         if self.gpu is not None and self._descriptors is not None:
             desk = LaneDesk(
                 self.engine,
@@ -109,13 +127,8 @@ class Assembly:
                 max_pages=-(-self.max_seq_len // self.config.page_rows) + 1,
             )
             self._lanes = calls.lanes = LaneCalls(desk, facts, self.gpu, self._descriptors, self._clock)
-        return Parts(
-            self.engine,
-            calls,
-            self.sessions,
-            Handshake(facts, self._descriptors, self.gpu, lambda: self.switch.kind),
-            self._metrics,
-        )
+        handshake = Handshake(facts, self._descriptors, self.gpu, lambda: self.switch.kind)
+        return Parts(self.engine, calls, self.sessions, handshake, self._metrics, tracing)
 
     def check_device(self) -> None:
         """Finds out whether the device is lost although nobody asks it for anything."""
@@ -156,11 +169,12 @@ def assemble(
     pool = _pool(config, head, device)
     loss = DeviceLoss()
     switch = _runners(config, head, pool, loss)
-    runner = wrap_runner(switch)
+    runner = DeviceWatch(wrap_runner(switch), device, metrics.device_fault, clock)
+    loss.when_lost(runner.give_up)
     _test(config, head, pool, runner, clock)
     engine = _engine(config, head, pool, runner, metrics=metrics, clock=clock)
     engine.start()
-    assembly = Assembly(config, head, pool, engine, switch=switch, loss=loss, metrics=metrics, clock=clock)
+    assembly = Assembly(config, head, pool, engine, runner, switch=switch, loss=loss, metrics=metrics, clock=clock)
     _log_start(assembly, clock() - began)
     return assembly
 
@@ -219,7 +233,9 @@ def _engine(
     ledger = Ledger(allocator, identity, vault, metrics, pool.copy_page)
     scheduler = Scheduler(config.max_batch, config.prefill_rows)
     in_flight = InFlight(config.max_in_flight)
-    return Engine(ledger, scheduler, runner, in_flight=in_flight, observer=metrics, clock=clock)
+    # With several threads an operation, every thread that ever ran a step would keep a team of its own.
+    borrows = head.device.type != "cpu" or torch.get_num_threads() == 1
+    return Engine(ledger, scheduler, runner, in_flight=in_flight, observer=metrics, clock=clock, borrows=borrows)
 
 
 def _test(config: ServiceConfig, head: MtpHead, pool: KvPool, runner: Runner, clock: Callable[[], float]) -> None:

@@ -19,7 +19,7 @@ from drafter_service.server.lanes import LaneCalls, no_lanes
 from drafter_service.server.outputs import Embed, slot_outputs
 from drafter_service.server.refusals import not_implemented
 from drafter_service.state import Session
-from drafter_service.telemetry import Metrics
+from drafter_service.telemetry import Metrics, Tracing
 from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import session_pb2
@@ -50,6 +50,7 @@ class Calls:
         metrics: counts refusals and stages.
         embed: embedding of a token, as little-endian elements of a hidden dtype.
         clock: monotonic seconds.
+        tracing: makes spans; None = nobody wants them.
     """
 
     def __init__(
@@ -59,7 +60,10 @@ class Calls:
         metrics: Metrics,
         embed: Embed,
         clock: Callable[[], float],
+        *,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self._engine = engine
         self._facts = facts
         self._metrics = metrics
@@ -85,42 +89,65 @@ class Calls:
             pb.ReadDraftsRequest: (decoder.read_drafts, self._read_drafts_response),
         }
 
-    def begin(self, session: Session, request: Message, deadline: float, on_done: Callable[[Answerable], None]) -> None:
-        """Begins a call; `on_done` is called once, from any thread, and must be quick.
+    def begin(
+        self,
+        session: Session,
+        request: Message,
+        deadline: float,
+        on_done: Callable[[Answerable], None],
+        parent: object = None,
+    ) -> None:
+        """Begins a call; `on_done` is called once, from any thread, and must be quick. `work` has to follow.
 
         Args:
             session: the caller's.
             request: any request that a `DriveRequest` can hold.
             deadline: monotonic seconds.
             on_done: gets the answer.
+            parent: the caller's span, as `Tracing.parent_in` found it.
 
         Raises:
             SpecdraftError: the request is wrong as a whole; `on_done` is not called then.
         """
-        if isinstance(request, session_pb2.KeepAliveRequest):
-            answer = self.keep_alive(session, request)
-            on_done(Answerable(lambda: answer, self._clock()))
-            return
-        if isinstance(request, pb.ProposeRequest) and request.HasField("lane_ticket"):
-            if self.lanes is None:
-                raise no_lanes()
-            self.lanes.begin(session, request, lambda encode: on_done(Answerable(encode, self._clock())))
+        if self._begin_aside(session, request, on_done):
             return
         kind = self._kinds.get(type(request))
         if kind is None:
             raise not_implemented(type(request).__name__.removesuffix("Request"))
         decode, encode = kind
+        trace = None
+        if self._tracing is not None and isinstance(request, pb.ProposeRequest):
+            trace = self._tracing.begin(parent, len(request.entries))
         with self._engine.arrivals.one():  # over before it is submitted: the engine must not wait for its own call
             decoded = decode(session, request)
 
         def finish(outcomes: Sequence[ops.Outcome]) -> None:
-            on_done(Answerable(partial(self._encode, encode, session, request, outcomes), self._clock()))
+            answer = partial(self._encode, encode, session, request, outcomes)
+            on_done(Answerable(trace.around(answer) if trace else answer, self._clock()))
 
+        if trace:
+            trace.decoded()
         call = ops.Call(decoded.operations, self._clock(), deadline, finish)
         for index, error in decoded.refused.items():
             call.finish(index, ops.Refusal(error, None))
         if call.open_indices():
-            self.submit(call)
+            if self.lanes is None:
+                self._engine.accept(call)
+            else:
+                self.submit(call)
+
+    def _begin_aside(self, session: Session, request: Message, on_done: Callable[[Answerable], None]) -> bool:
+        """Begins what is no operation of the engine's; False = it is one."""
+        if isinstance(request, session_pb2.KeepAliveRequest):
+            answer = self.keep_alive(session, request)
+            on_done(Answerable(lambda: answer, self._clock()))
+            return True
+        if not isinstance(request, pb.ProposeRequest) or not request.HasField("lane_ticket"):
+            return False
+        if self.lanes is None:
+            raise no_lanes()
+        self.lanes.begin(session, request, lambda encode: on_done(Answerable(encode, self._clock())))
+        return True
 
     def submit(self, call: ops.Call) -> None:
         """Hands a call to the engine, behind the rounds of its sequences that only the device knows yet."""
@@ -128,6 +155,10 @@ class Calls:
             self._engine.submit(call)
         else:
             self.lanes.desk.submit(call)
+
+    def work(self) -> None:
+        """Does what has been begun, in this thread where that is quickest."""
+        self._engine.work()
 
     def keep_alive(self, session: Session, request: session_pb2.KeepAliveRequest) -> session_pb2.KeepAliveResponse:
         """`KeepAlive`: finding the session has renewed its lease already."""

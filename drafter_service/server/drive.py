@@ -95,22 +95,28 @@ class _End:
 
 
 class Drive:
-    """One stream: a thread of its own reads and begins, gRPC's thread encodes and writes.
+    """One stream: threads of its own read, begin and work; gRPC's thread encodes and writes.
 
     Args:
         calls: begins requests.
         lease: the session, renewed.
         metrics: counts and times, under the names of the unary calls.
         clock: monotonic seconds.
+        parent: the span that the stream was opened in, as `Tracing.parent_in` found it.
     """
 
-    def __init__(self, calls: Calls, lease: Lease, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, calls: Calls, lease: Lease, metrics: Metrics, clock: Callable[[], float], parent: object = None
+    ) -> None:
+        self._parent = parent
         self._calls = calls
         self._lease = lease
         self._metrics = metrics
         self._clock = clock
         self._outbox: queue.SimpleQueue[_Ready | _End] = queue.SimpleQueue()
         self._asked: dict[int, _Asked] = {}
+        self._reading = threading.Lock()
+        self._is_read = False
         self._is_draining = threading.Event()
         self._is_over = threading.Event()
         self._is_gone = threading.Event()
@@ -137,23 +143,38 @@ class Drive:
         self._is_gone.set()
 
     def read(self, requests: Iterator[pb.DriveRequest]) -> None:
-        """Begins every request, in order. Runs in a thread of its own until the requests end."""
+        """Begins every request, in order, until they end. For several threads: one reads while others work."""
         try:
-            for request in requests:
-                while len(self._asked) >= MAX_UNANSWERED and not self._is_over.wait(PAUSE_S):
-                    pass
-                if not self._is_over.is_set():
-                    self._begin(request)
-        except grpc.RpcError:
-            self._outbox.put(_End(None, is_broken=True))
-        except SpecdraftError as error:
-            self._outbox.put(_End(error))
+            while self._read_one(requests):
+                self._calls.work()
         except Exception:  # noqa: BLE001  # a reader that died silently would leave its client waiting
             _log.exception("a stream's reader failed")
             self._outbox.put(_End(make_error(Reason.INTERNAL, "the stream failed inside the service")))
-        else:
-            # To gRPC, a client that went away may look like one that has finished, until a moment later.
-            self._outbox.put(_End(None, is_broken=self._is_gone.wait(GONE_S)))
+
+    def _read_one(self, requests: Iterator[pb.DriveRequest]) -> bool:
+        """Reads a request and begins it; False after the last one."""
+        with self._reading:
+            if self._is_read:
+                return False
+            self._is_read = True  # however the next lines end
+            try:
+                request = next(requests, None)
+                while len(self._asked) >= MAX_UNANSWERED and not self._is_over.wait(PAUSE_S):
+                    pass
+            except grpc.RpcError:
+                self._outbox.put(_End(None, is_broken=True))
+                return False
+            except SpecdraftError as error:
+                self._outbox.put(_End(error))
+                return False
+            if request is None:
+                # To gRPC, a client that went away may look like one that has finished, until a moment later.
+                self._outbox.put(_End(None, is_broken=self._is_gone.wait(GONE_S)))
+                return False
+            if not self._is_over.is_set():
+                self._begin(request)
+            self._is_read = False
+            return True
 
     def responses(self) -> Iterator[pb.DriveResponse]:
         """Answers as they are ready. Raises what ends the stream early."""
@@ -207,7 +228,7 @@ class Drive:
 
         try:
             inner = self._checked(request, kind)
-            self._calls.begin(self._lease(), inner, asked.deadline, answer)
+            self._calls.begin(self._lease(), inner, asked.deadline, answer, self._parent)
         except SpecdraftError as error:
             answer(error)
         except Exception:  # noqa: BLE001  # a bug in one request must not end the stream

@@ -77,18 +77,31 @@ def catchup_response(outcomes: Sequence[ops.Outcome]) -> pb.CatchupResponse:
 
 def propose_response(outcomes: Sequence[ops.Outcome]) -> pb.ProposeResponse:
     """Answer to `Propose`."""
-    return pb.ProposeResponse(results=[_propose_result(outcome) for outcome in outcomes])
+    response = pb.ProposeResponse()
+    for outcome in outcomes:
+        _fill_propose_result(response.results.add(), outcome)
+    return response
 
 
-def _propose_result(outcome: ops.Outcome) -> pb.ProposeResult:
-    result = pb.ProposeResult(status=entry_status(_error(outcome)), state=sequence_state(_view(outcome)))
-    if isinstance(outcome, ops.Written):
-        result.drafts.extend(outcome.drafts)
-        result.logprobs.extend(outcome.logprobs)
-        result.stop_reason = STOPS[outcome.stop]
-        if outcome.recommended is not None:
-            result.recommended_drafts = outcome.recommended
-    return result
+def _fill_propose_result(result: pb.ProposeResult, outcome: ops.Outcome) -> None:
+    if not isinstance(outcome, ops.Written):
+        result.status.CopyFrom(entry_status(_error(outcome)))
+        state = sequence_state(_view(outcome))
+        if state is not None:
+            result.state.CopyFrom(state)
+        return
+    # In place: a message that is put into another is copied, by way of its serialised form.
+    result.status.SetInParent()
+    view, state = outcome.view, result.state
+    state.last_op, state.row_count, state.last_pair_key = view.last_op, view.row_count, view.last_pair_key
+    state.first_approximate_key = view.first_approximate_key
+    for span in view.ranges:
+        state.ranges.add(begin=span.begin, end=span.end)
+    result.drafts.extend(outcome.drafts)
+    result.logprobs.extend(outcome.logprobs)
+    result.stop_reason = STOPS[outcome.stop]
+    if outcome.recommended is not None:
+        result.recommended_drafts = outcome.recommended
 
 
 def open_sequence_response(outcomes: Sequence[ops.Outcome]) -> pb.OpenSequenceResponse:

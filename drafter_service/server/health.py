@@ -11,6 +11,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 SERVICES = ("", "specdraft.v1.Drafter")
+LIVENESS = "specdraft.live"
+"""A service for liveness probes: SERVING also while the head is loaded and while sessions are refused."""
+
 NUM_THREADS = 4
 
 
@@ -55,6 +58,7 @@ class Health:
         status = statuses.SERVING if self._is_serving else statuses.NOT_SERVING
         for service in SERVICES:
             self._servicer.set(service, status)
+        self._servicer.set(LIVENESS, statuses.SERVING if self._is_live() else statuses.NOT_SERVING)
 
 
 class _OnPool:
@@ -92,12 +96,13 @@ def start_probe_server(health_service: Health, host: str, port: int) -> tuple[gr
     return server, bound
 
 
-def ask_health(target: str, timeout_s: float) -> tuple[str, str]:
+def ask_health(target: str, timeout_s: float, service: str = "") -> tuple[str, str]:
     """Asks a service for `drafter-service health`.
 
     Args:
         target: gRPC address, or the path of a Unix socket.
         timeout_s: most time to wait.
+        service: name of the health service; "" = whether it is ready.
 
     Returns:
         The status that it reports, by name, and ""; or the code of the failure and what gRPC says about it.
@@ -106,7 +111,7 @@ def ask_health(target: str, timeout_s: float) -> tuple[str, str]:
     with grpc.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its types leave the methods out
         try:
-            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError as error:
             return error.code().name, " ".join((error.details() or "").split())
         return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status), ""

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from drafter_service.memory import CudaArena, SharedArena
-from drafter_service.memory.hiddens import DTYPES, hidden_rows
+from drafter_service.memory.hiddens import DTYPES, PackedRows, hidden_rows
 from drafter_service.memory.regions import RegionTable
 from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Session
@@ -27,7 +27,7 @@ DTYPE_NAMES: Mapping[int, str] = MappingProxyType(
 """Element types by their number on the wire."""
 
 
-def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -> Tensor:
+def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -> Tensor | PackedRows:
     """The rows that a TensorRef names: a private copy, checked.
 
     Returns:

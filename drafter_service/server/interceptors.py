@@ -44,13 +44,22 @@ class StatusInterceptor(grpc.ServerInterceptor):
         self._metrics = metrics
         self._clock = clock
         self._streams = streams
+        self._wrapped: dict[str, tuple[Any, Any]] = {}
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Wraps the handler that `continuation` finds."""
         handler = continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith("/specdraft."):
             return handler  # health runs on a pool of its own, which a wrapped handler would lose
-        method = handler_call_details.method.rpartition("/")[2]
+        path = handler_call_details.method
+        known, wrapped = self._wrapped.get(path, (None, None))
+        if known is not handler:
+            wrapped = self._wrap(path, handler)
+            self._wrapped[path] = handler, wrapped
+        return wrapped
+
+    def _wrap(self, path: str, handler: Any) -> Any:
+        method = path.rpartition("/")[2]
         decode = functools.partial(_decoded, handler.request_deserializer)
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(

@@ -26,8 +26,8 @@ from drafter_service.server.interceptors import Ended
 from drafter_service.server.lanes import SessionLanes, no_lanes
 from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Session, SessionTable
-from drafter_service.telemetry import Metrics
-from specdraft.errors import Reason, make_error
+from drafter_service.telemetry import Metrics, Tracing
+from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import drafter_pb2_grpc, session_pb2, tensor_pb2
 
@@ -48,6 +48,11 @@ class Parts:
     sessions: SessionTable
     handshake: Handshake
     metrics: Metrics
+    tracing: Tracing | None = None
+
+    def parent_in(self, context: grpc.ServicerContext) -> object:
+        """The caller's span, where spans are wanted."""
+        return self.tracing.parent_in(context.invocation_metadata()) if self.tracing else None
 
 
 class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
@@ -184,20 +189,26 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         """`Drive`."""
         parts = self._ready()
         token = _token(context)
-        session = parts.sessions.find(token)
-        drive = Drive(parts.calls, lambda: parts.sessions.find(token), parts.metrics, self._clock)
+        session = self._session_of(token)
+        parent = parts.parent_in(context)
+        drive = Drive(parts.calls, lambda: self._session_of(token), parts.metrics, self._clock, parent)
         with self._lock:
             if self._is_ending:
                 raise draining()
             self._drives[drive] = context
-        reader = threading.Thread(target=drive.read, args=(request_iterator,), name="drive-reader", daemon=True)
+        # One reads on while the other works.
+        readers = [
+            threading.Thread(target=drive.read, args=(request_iterator,), name="drive-reader", daemon=True)
+            for _ in range(2)
+        ]
         try:
             parts.sessions.attach(session, drive)
             # An open stream alone tells the client that it is attached.
             context.send_initial_metadata(())
             if not context.add_callback(drive.client_gone):
                 raise Ended
-            reader.start()
+            for reader in readers:
+                reader.start()
             yield from drive.responses()
         finally:
             with self._lock:
@@ -277,7 +288,16 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         return self._parts
 
     def _session(self, context: grpc.ServicerContext) -> Session:
-        return self._ready().sessions.find(_token(context))
+        return self._session_of(_token(context))
+
+    def _session_of(self, token: bytes) -> Session:
+        parts = self._ready()
+        try:
+            return parts.sessions.find(token)
+        except SpecdraftError:
+            if self._is_ending:  # the end of the service has ended the session
+                raise draining() from None
+            raise
 
     def _call(self, request: Message, context: grpc.ServicerContext) -> Message:
         parts = self._ready()
@@ -300,7 +320,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         if not context.add_callback(lambda: answers.put(None)):
             raise Ended
         remaining = context.time_remaining()
-        parts.calls.begin(session, request, self._clock() + remaining, answers.put)
+        parts.calls.begin(session, request, self._clock() + remaining, answers.put, parts.parent_in(context))
+        parts.calls.work()
         try:
             answer = answers.get(timeout=remaining)
         except queue.Empty:

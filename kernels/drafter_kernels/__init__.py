@@ -1,3 +1,10 @@
-"""The service's device operations: one folder each, with the reference that specifies it."""
+"""The service's device operations: one folder each, with the reference that specifies it.
 
-__all__: list[str] = []
+Importing this needs torch only. Tensors on a CPU run the references; Triton is imported when a tensor on a GPU comes
+along.
+"""
+
+from drafter_kernels.compiles import CompileWatch
+from drafter_kernels.dispatch import Backend
+
+__all__ = ["Backend", "CompileWatch"]

@@ -3,14 +3,19 @@
 import json
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from drafter_service.bench import rpc
+from drafter_service.bench.metrics import count_round
 from drafter_service.bench.samples import Latency
 from drafter_service.bench.tiny_head import write_tiny_head
 from drafter_service.cli import main
 from drafter_service.config import LEVERS
 from drafter_service.heads import plan_head
+from drafter_service.telemetry import Metrics
 from repository import ROOT
+from serving import wait_until
+from wire import Story
 
 FORM = {"name", "device", "versions", "date", "command", "figures"}
 
@@ -181,3 +186,32 @@ def test_a_step_is_measured_eager_and_captured(capsys):
     figures = json.loads(run(capsys, *arguments))["figures"]
     assert [(one["batch"], one["drafts"]) for one in figures["cases"]] == [(1, 2), (2, 2)]
     assert all(one["eager_us_p50"] > 0 and one["graph_us_p50"] > 0 for one in figures["cases"])
+
+
+def test_metrics_measures_counting_beside_the_forward(capsys):
+    report = json.loads(run(capsys, "metrics", "--rounds", "1", "--json"))
+    assert set(report) == FORM
+    figures = report["figures"]
+    share = figures["counting_us"] / figures["forward_us"]
+    assert figures["share"]["median"] == pytest.approx(share, rel=0.01)
+    assert 0 < share < 1
+    assert all(isinstance(met, bool) for met in figures["goals"].values())
+
+
+def test_what_is_timed_is_what_a_round_of_the_service_counts(start):
+    server = start()
+    sequence = server.client().open().sequence(Story(1))
+    sequence.propose(0, 3, 3)
+    told = []
+    for name in [name for name in dir(Metrics) if not name.startswith("_")]:
+        tell = getattr(server.service.metrics, name)
+        if callable(tell):
+            setattr(server.service.metrics, name, lambda *args, tell=tell, name=name: (told.append(name), tell(*args)))
+    sequence.propose(3, 3, 3, accepted_drafts=2)
+    wait_until(lambda: "rpc_done" in told)
+    timed = []
+    counted = Metrics(CollectorRegistry(), 8)
+    for name in set(told):
+        setattr(counted, name, lambda *_, name=name: timed.append(name))
+    count_round(counted)
+    assert sorted(timed) == sorted(told)

@@ -7,7 +7,7 @@ import pytest
 
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import tensor_pb2
-from wire import Story, refusal
+from wire import Story, refusal, refused_entry
 
 K = 4
 
@@ -149,6 +149,21 @@ def test_rows_stops_and_pages_are_counted(server):
     assert server.metric("carries_total", outcome="taken") == server.metric("carries_total", outcome="installed") == 1
 
 
+def test_a_declared_gap_counts_once_when_it_is_carried_out(start):
+    server = start(num_pages=4)
+    session = server.client().open()
+    full, sequence = session.sequence(Story(1)), session.sequence(Story(2))
+    full.catchup(0, 16)
+    entry = sequence.catchup_entry(8, 4, pairs=sequence.story.pairs(8, 4, allow_gap=True))
+    (refused,) = session.call("Catchup", pb.CatchupRequest(entries=[entry])).results
+    assert refused_entry(refused.status).kind == ("RESOURCE_EXHAUSTED", "PAGES_EXHAUSTED")
+    assert server.metric("gaps_total", outcome="declared") == 0
+    full.close()
+    (written,) = session.call("Catchup", pb.CatchupRequest(entries=[entry])).results
+    assert written.status.code == 0
+    assert server.metric("gaps_total", outcome="declared") == 1
+
+
 def test_refusals_are_counted_by_reason_and_calls_by_code(server):
     session = server.client().open()
     sequence = session.sequence(Story(1))
@@ -182,7 +197,7 @@ def test_the_number_of_series_does_not_grow_with_sessions(start):
         exercise()
     after = scrape(server)
     assert len(after) == before
-    assert all(line.startswith(("specdraft_", "#")) for line in after)
+    assert all(line.startswith(("specdraft_", "process_", "#")) for line in after)
     assert not any("target-" in line or "label-" in line for line in after)
 
 
@@ -197,3 +212,64 @@ def test_sessions_are_counted_by_how_their_rows_travel(server):
     server.client().open(memory_kind=tensor_pb2.MEMORY_KIND_INLINE)
     assert server.metric("sessions_opened_total", memory="host") == 1
     assert server.metric("sessions_opened_total", memory="inline") == 2
+
+
+def test_rows_are_counted_by_what_they_come_from(server):
+    sequence = server.client().open().sequence(Story(9), rows_policy=pb.ROWS_POLICY_APPROXIMATE)
+    sequence.catchup(0, 2)
+    drafts = list(sequence.propose(2, 4).drafts)
+    sequence.propose(8, 1, pairs=Story(9).pairs(8, 1, verified_tokens=drafts[:2]))
+    assert server.metric("rows_written_total", kind="exact") == 7
+    assert server.metric("rows_written_total", kind="approximate") == 2
+
+
+def test_the_memory_that_is_taken_is_told_by_its_use(server):
+    assembly = server.service.assembly
+    assert server.metric("device_memory_bytes", use="kv") == server.config.kv_bytes
+    assert server.metric("device_memory_bytes", use="weights") == assembly.head.weight_bytes()
+
+
+# Names of operations' list, and who fills in those that are not here yet.
+COMPLETE = {
+    "specdraft_rpc_duration_seconds": {"method", "code"},
+    "specdraft_propose_stage_seconds": {"stage"},
+    "specdraft_sessions": set(),
+    "specdraft_sequences": set(),
+    "specdraft_sessions_opened": {"memory"},
+    "specdraft_sessions_ended": {"end_reason"},
+    "specdraft_kv_pages": {"state"},
+    "specdraft_carries": {"outcome"},
+    "specdraft_batch_size": set(),
+    "specdraft_rows_written": {"kind"},
+    "specdraft_proposals": set(),
+    "specdraft_draft_tokens": set(),
+    "specdraft_accepted_tokens": set(),
+    "specdraft_accepted_tokens_per_index": {"draft_index"},
+    "specdraft_unjudged_proposals": set(),
+    "specdraft_gaps": {"outcome"},
+    "specdraft_stops": {"reason"},
+    "specdraft_errors": {"reason"},
+    "specdraft_device_busy_seconds": set(),
+    "specdraft_device_faults": set(),
+    "specdraft_device_memory_bytes": {"use"},
+}
+
+
+def test_every_metric_has_its_name_and_its_labels_and_a_text(server):
+    server.client().open().sequence(Story(1)).propose(0, 2)
+    families = {family.name: family for family in server.service.registry.collect()}
+    labels = {
+        name: {label for sample in families[name].samples for label in sample.labels} - {"le"} for name in COMPLETE
+    }
+    assert labels == COMPLETE
+    ours = {name for name in families if name.startswith("specdraft_")}
+    assert ours - set(COMPLETE) == {"specdraft_head", "specdraft_build"}
+    assert all(family.documentation for family in families.values())
+
+
+def test_times_have_the_classic_buckets_from_50_us_to_1_s(server):
+    server.client().open().sequence(Story(1)).propose(0, 2)
+    for name in ("rpc_duration_seconds", "propose_stage_seconds"):
+        (family,) = [f for f in server.service.registry.collect() if f.name == f"specdraft_{name}"]
+        bounds = sorted({float(s.labels["le"]) for s in family.samples if "le" in s.labels})
+        assert (bounds[0], bounds[-2], bounds[-1]) == (50e-6, 1.0, float("inf"))

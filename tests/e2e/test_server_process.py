@@ -6,6 +6,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -257,6 +258,37 @@ def test_sigterm_under_load_answers_what_was_accepted_and_ends_well(tiny_checkpo
         assert why == ("UNAVAILABLE", "DRAINING")
         assert num_rounds > 0
     assert list(directory.iterdir()) == []
+
+
+HANGS = """
+import sys, threading
+from drafter_service.engine.runner import EagerRunner
+from drafter_service.cli import main
+run = EagerRunner.run
+
+def hang(self, entries):
+    if any(entry.num_drafts == 1 for entry in entries):  # the test's, not the self-test's
+        print("hangs", flush=True)
+        threading.Event().wait()
+    return run(self, entries)
+
+EagerRunner.run = hang
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_device_that_hangs_does_not_keep_the_process(tiny_checkpoint, socket_path):
+    arguments = flags(tiny_checkpoint, socket_path, drain_s=1)
+    with serving(arguments, command=[sys.executable, "-c", HANGS, "serve"]) as (process, _):
+        with Client(f"unix:{socket_path}") as client:
+            session = client.open()
+            sequence = session.sequence(Story(1))
+            request = pb.ProposeRequest(entries=[sequence.propose_entry(0, 2, 1)])
+            session.begin("Propose", request, timeout=600)
+            assert process.stdout.readline() == "hangs\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 1
+        assert "does not come back" in process.stderr.read()
 
 
 def test_an_interrupt_ends_it_as_well(tiny_checkpoint, socket_path, directory):

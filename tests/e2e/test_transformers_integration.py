@@ -345,18 +345,16 @@ def test_a_service_that_vanishes_never_ends_a_generation(model, tmp_path):
         service.stop()
 
 
-def test_a_service_that_is_gone_costs_next_to_no_time(model, tmp_path):
-    started = time.monotonic()
+def test_a_service_that_is_gone_costs_no_deadline(model, tmp_path):
     expected = generate(model, max_new_tokens=40)
-    plain_s = time.monotonic() - started
     service = FakeService(tmp_path, hidden_width=WIDTH, vocab_size=VOCAB, grace_ms=60_000)
-    with Client(service.target, hidden_width=WIDTH, timeout_s=5.0) as client:
+    with Client(service.target, hidden_width=WIDTH, timeout_s=30.0) as client:
         service.stop()
         report = DecodeReport()
         decode = speculative_generate(client, 2, on_round=report.add)
         started = time.monotonic()
         actual = generate(model, max_new_tokens=40, custom_generate=decode)
-        assert time.monotonic() - started < plain_s + 1
+        assert time.monotonic() - started < 10  # far from one deadline
         assert actual.tolist() == expected.tolist()
         assert 1 <= report.num_errors <= 3
 

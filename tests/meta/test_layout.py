@@ -10,7 +10,6 @@ import pytest
 from repository import HELD_OUT_TEXTS, ROOT, files, sources, tree
 
 FOLDERS = {".ci", "clients", "drafter_service", "helm", "kernels", "proto", "tests"}
-NOT_YET = {"helm"}  # planned: comes with the chart
 
 ROOT_FILES = {
     ".dockerignore",
@@ -23,7 +22,7 @@ ROOT_FILES = {
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "DECISIONS.md",
-    "Dockerfile",  # planned
+    "Dockerfile",
     "LICENSE",
     "Makefile",
     "README.md",
@@ -100,7 +99,7 @@ def is_triton_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def test_top_level_folders_are_exactly_the_known_ones():
-    assert {path.split("/")[0] for path in files() if "/" in path} == FOLDERS - NOT_YET
+    assert {path.split("/")[0] for path in files() if "/" in path} == FOLDERS
 
 
 def test_files_at_the_root_are_known_ones():

@@ -291,6 +291,18 @@ def test_without_drive_operations_are_unary(tmp_path):
         in_client(service, scenario)
 
 
+def test_a_restart_that_nobody_has_noticed_yet_is_no_error_of_the_next_sequence(service):
+    async def scenario(client):
+        service.token = b"restarted"
+        service.cut()
+        assert (await (await client.open_sequence()).propose(0, [1], rows(1), 1)).drafts == (7,)
+        service.token = b"restarted again"
+        service.cut()
+        assert (await client.conversations.resume([1, 2, 3])).num_keys_kept == 0
+
+    in_client(service, scenario)
+
+
 def test_a_lost_session_is_opened_again_by_the_next_sequence(tmp_path):
     service = FakeService(tmp_path)
 

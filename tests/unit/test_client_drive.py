@@ -4,11 +4,13 @@ import socket
 import threading
 import time
 
+import grpc
 import numpy as np
 import pytest
 
 from fake_service import FakeService, wait_until
 from specdraft import AbortedError, Client, DeadlineError, NotFoundError, Reason, UnavailableError
+from specdraft.drive import Drive
 from specdraft.errors import InternalError, UnimplementedError, make_error
 from specdraft.exchanges import Exchange, drive_frame
 from specdraft.listening import is_refused
@@ -272,3 +274,67 @@ def test_the_grace_begins_when_the_stream_breaks_and_ends_with_a_good_one():
     delays = [reattachment.next_delay_s() for _ in range(8)]
     assert delays == sorted(delays)
     assert delays[-1] <= 0.5
+
+
+class _Ended(grpc.RpcError):
+    """What gRPC leaves when it loses the last event of a stream: the stream is over, and its reader is never woken."""
+
+    def __init__(self):
+        self.wakes_up = threading.Event()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.wakes_up.wait()
+        raise self
+
+    def is_active(self):
+        return False
+
+    def cancel(self):
+        return False
+
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "failed to connect"
+
+    def trailing_metadata(self):
+        return ()
+
+
+def test_a_reader_that_grpc_forgot_is_replaced_and_its_requests_are_sent_again(tmp_path):
+    lost, streams = _Ended(), []
+
+    def answers(frames):
+        for frame in frames:
+            asked = drafter_pb2.DriveRequest.FromString(frame)
+            yield drafter_pb2.DriveResponse(correlation_id=asked.correlation_id, truncate={})
+
+    def attach(frames):
+        streams.append(frames)
+        return lost if len(streams) == 1 else answers(frames)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        drive = Drive(attach, 60.0, f"unix://{tmp_path}/socket")
+        drive.call(Exchange("Truncate", drafter_pb2.TruncateRequest(), 30.0))
+        assert len(streams) == 2
+        lost.wakes_up.set()
+        drive.call(Exchange("Truncate", drafter_pb2.TruncateRequest(), 30.0))
+        assert len(streams) == 2
+        drive._stream = None  # a generator has no is_active
+        drive.close()
+
+
+def test_closing_does_not_wait_for_a_reader_that_grpc_forgot():
+    lost = _Ended()
+    drive = Drive(lambda frames: lost, 60.0, "unix:///nowhere")
+    wait_until(lambda: drive._stream is lost)
+    started = time.monotonic()
+    drive.close()
+    assert time.monotonic() - started < 4
+    lost.wakes_up.set()

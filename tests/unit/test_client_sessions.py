@@ -167,6 +167,19 @@ def test_closing_does_not_need_the_service(tmp_path):
 
 
 @pytest.mark.parametrize("use_drive", [True, False])
+def test_a_restart_that_nobody_has_noticed_yet_is_no_error_of_the_next_sequence(tmp_path, use_drive):
+    with FakeService(tmp_path) as service, Client(service.target, use_drive=use_drive, timeout_s=10.0) as client:
+        before = client.session
+        service.token = b"restarted"
+        service.cut()
+        assert client.open_sequence().propose(0, [1], ROW, 1).drafts == (7,)
+        assert client.session is not before
+        service.token = b"restarted again"
+        service.cut()
+        assert client.conversations.resume([1, 2, 3]).num_keys_kept == 0
+
+
+@pytest.mark.parametrize("use_drive", [True, False])
 def test_after_a_restart_the_next_sequence_opens_a_new_session(tmp_path, use_drive):
     service = FakeService(tmp_path)
     with Client(service.target, use_drive=use_drive, timeout_s=10.0) as client:

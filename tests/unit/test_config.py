@@ -92,9 +92,11 @@ OTHERS = {
     "runner": "graph",
     "hidden_source": "pre_norm",
     "recycle": "post_norm",
+    "quantization": "fp8",
     "lm_head": "nvfp4",
     "draft_vocab": "ids:/a/list",
     "log_level": "debug",
+    "tracing": "true",
 }
 
 

@@ -19,8 +19,11 @@ class Silent:
     def __init__(self) -> None:
         self.num_begun = 0
 
-    def begin(self, session, request, deadline, on_done) -> None:
+    def begin(self, session, request, deadline, on_done, parent=None) -> None:
         self.num_begun += 1
+
+    def work(self) -> None:
+        pass
 
 
 def requests(taken: list[int]):

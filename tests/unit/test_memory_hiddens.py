@@ -8,10 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_service.memory.hiddens import DTYPES, embedding_bytes, hidden_rows, mask_rows
+from drafter_service.memory.hiddens import DTYPES, FEW_ELEMENTS, PackedRows, embedding_bytes, hidden_rows, mask_rows
 from specdraft.errors import SpecdraftError
 
 WIDTH = 6
+
+
+def read_rows(data, dtype, width, head_dtype):
+    rows = hidden_rows(data, dtype, width, head_dtype)
+    return rows.tensor() if isinstance(rows, PackedRows) else rows
 
 
 def packed(rows):
@@ -22,11 +27,19 @@ def packed(rows):
 def test_rows_are_read_as_they_were_packed_and_are_private(dtype):
     rows = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(0)).to(DTYPES[dtype])
     data = packed(rows)
-    read = hidden_rows(data, dtype, WIDTH, dtype)
+    read = read_rows(data, dtype, WIDTH, dtype)
     assert read.dtype == DTYPES[dtype]
     assert torch.equal(read, rows)
     read.zero_()
     assert data == packed(rows)
+
+
+@pytest.mark.parametrize(("num_rows", "is_packed"), [(FEW_ELEMENTS // WIDTH, True), (FEW_ELEMENTS // WIDTH + 1, False)])
+def test_few_float32_rows_become_a_tensor_where_they_are_used(num_rows, is_packed):
+    rows = torch.randn(num_rows, WIDTH, generator=torch.Generator().manual_seed(0))
+    read = hidden_rows(packed(rows), "float32", WIDTH, "float32")
+    assert isinstance(read, PackedRows) is is_packed
+    assert torch.equal(read_rows(packed(rows), "float32", WIDTH, "float32"), rows)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -36,7 +49,7 @@ def test_a_row_that_is_not_finite_is_named(dtype, value, row):
     rows = torch.ones(5, WIDTH).to(DTYPES[dtype])
     rows[row:, 3] = value
     with pytest.raises(SpecdraftError) as caught:
-        hidden_rows(packed(rows), dtype, WIDTH, dtype)
+        read_rows(packed(rows), dtype, WIDTH, dtype)
     assert (caught.value.reason, caught.value.details) == ("HIDDEN_NOT_FINITE", {"row": str(row)})
 
 
@@ -45,24 +58,24 @@ def test_infinities_that_cancel_out_are_found(dtype):
     rows = torch.zeros(2, WIDTH).to(DTYPES[dtype])
     rows[1, 0], rows[1, 1] = math.inf, -math.inf
     with pytest.raises(SpecdraftError, match="row 1"):
-        hidden_rows(packed(rows), dtype, WIDTH, dtype)
+        read_rows(packed(rows), dtype, WIDTH, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_largest_numbers_are_finite(dtype):
     largest = torch.finfo(DTYPES[dtype]).max
     rows = torch.full((1000, WIDTH), largest).to(DTYPES[dtype])
-    assert torch.equal(hidden_rows(packed(rows), dtype, WIDTH, dtype), rows)
+    assert torch.equal(read_rows(packed(rows), dtype, WIDTH, dtype), rows)
 
 
 @given(st.binary(min_size=4 * WIDTH, max_size=4 * WIDTH * 3).map(lambda data: data[: len(data) // 24 * 24]))
 def test_any_bytes_are_read_or_refused(data):
     numbers = struct.unpack(f"<{len(data) // 4}f", data)
     if all(map(math.isfinite, numbers)):
-        assert hidden_rows(data, "float32", WIDTH, "float32").flatten().tolist() == list(numbers)
+        assert read_rows(data, "float32", WIDTH, "float32").flatten().tolist() == list(numbers)
     else:
         with pytest.raises(SpecdraftError):
-            hidden_rows(data, "float32", WIDTH, "float32")
+            read_rows(data, "float32", WIDTH, "float32")
 
 
 @given(
@@ -96,12 +109,12 @@ def test_an_embedding_is_packed_little_endian(dtype):
 def test_a_number_too_large_for_the_heads_type_is_refused_where_it_arrives():
     rows = torch.zeros(3, WIDTH)
     rows[1, 2] = 3.4e38  # finite in float32, infinite in bfloat16
-    assert torch.equal(hidden_rows(packed(rows), "float32", WIDTH, "float32"), rows)
+    assert torch.equal(read_rows(packed(rows), "float32", WIDTH, "float32"), rows)
     with pytest.raises(SpecdraftError) as caught:
-        hidden_rows(packed(rows), "float32", WIDTH, "bfloat16")
+        read_rows(packed(rows), "float32", WIDTH, "bfloat16")
     assert (caught.value.reason, caught.value.details["row"]) == ("HIDDEN_NOT_FINITE", "1")
 
 
 def test_rows_come_in_the_heads_type():
     rows = torch.randn(3, WIDTH)
-    assert torch.equal(hidden_rows(packed(rows), "float32", WIDTH, "bfloat16"), rows.bfloat16())
+    assert torch.equal(read_rows(packed(rows), "float32", WIDTH, "bfloat16"), rows.bfloat16())

@@ -27,7 +27,7 @@ from specdraft.options import SessionKeywords, SessionOptions
 from specdraft.regions import Region
 from specdraft.sequence import Sequence
 from specdraft.server_info import ServerInfo
-from specdraft.session import Session, open_session
+from specdraft.session import Session, on_live_session, open_session
 from specdraft.terms import closed_error
 from specdraft.transport import Transport
 from specdraft.v1 import session_pb2
@@ -157,9 +157,13 @@ class Client:
             reserve: take the memory of the whole budget now.
             rows_policy: which rows it keeps.
         """
-        session = self._live_session()
-        steps = operations.open_sequence(budget_tokens, rows_policy, reserve=reserve, timeout_s=session.terms.timeout_s)
-        return Sequence(session, session.run(steps))
+
+        def open_in(session: Session) -> Sequence:
+            timeout_s = session.terms.timeout_s
+            steps = operations.open_sequence(budget_tokens, rows_policy, reserve=reserve, timeout_s=timeout_s)
+            return Sequence(session, session.run(steps))
+
+        return on_live_session(self._live_session, open_in)
 
     def propose_batch(self, items: Items[ProposeItem[Sequence]]) -> list[Proposal | SpecdraftError]:
         """`Sequence.propose` for several sequences in one call, which shares one forward.

@@ -23,6 +23,9 @@ Attach = Callable[[Iterator[bytes]], Any]
 """Opens a stream that sends the frames of an iterator; iterating over what it returns gives `DriveResponse`s."""
 
 _JOIN_TIMEOUT_S: Final = 5.0
+_STUCK_JOIN_TIMEOUT_S: Final = 0.1
+_LOOK_S: Final = 0.2
+"""How often a waiting caller looks whether the reader still reads a stream that has ended."""
 
 
 class DriveUnsupported(Exception):
@@ -68,6 +71,10 @@ class Drive:
     """One session's stream. It attaches at once, and again (with every unanswered request) when it breaks.
 
     While nobody listens at `target`, it goes on trying, and those who wait are told at once.
+
+    When a connection breaks in the moment in which a stream is opened on it, gRPC (1.84) may end the stream and never
+    wake who reads it: `is_active()` is false, the next answer never comes. Callers that wait look out for that, and a
+    new reader takes the place of the one that is lost.
     """
 
     def __init__(self, attach: Attach, grace_s: float, target: str) -> None:
@@ -79,6 +86,7 @@ class Drive:
         self._outgoing: queue.SimpleQueue[bytes | None] | None = None
         self._stream: Any = None
         self._break_listeners: list[Callable[[], None]] = []
+        self._ended_stream: Any = None  # seen by a waiting caller to have ended, while the reader was still in it
         self._final: Exception | None = None
         self._closed = threading.Event()
         self._wanted = threading.Event()  # cuts the pause between two attempts short
@@ -106,7 +114,7 @@ class Drive:
                 self._start_reader()
             else:
                 self._wanted.set()
-        if not waiter.signal.acquire(timeout=exchange.timeout_s):
+        if not self._wait(waiter, exchange.timeout_s):
             with self._lock:
                 gave_up = self._unanswered.take(correlation_id) is not None
             if gave_up:
@@ -143,19 +151,47 @@ class Drive:
             reader, stream = self._reader, self._stream
             self._final = self._final or closed_error()
             self._end_sending()
-        if stream is not None:
-            stream.cancel()
+        timeout_s = _JOIN_TIMEOUT_S
+        if stream is not None and not stream.cancel() and not stream.is_active():
+            timeout_s = _STUCK_JOIN_TIMEOUT_S
         if reader is not None:
-            reader.join(_JOIN_TIMEOUT_S)
+            reader.join(timeout_s)
 
-    def _start_reader(self) -> None:
-        self._reader = threading.Thread(target=self._read, name="specdraft-drive", daemon=True)
+    def _wait(self, waiter: _Waiter, timeout_s: float) -> bool:
+        """Whether the answer came in time."""
+        deadline_s = time.monotonic() + timeout_s
+        while timeout_s > _LOOK_S:
+            if waiter.signal.acquire(timeout=_LOOK_S):
+                return True
+            self._replace_lost_reader()
+            timeout_s = deadline_s - time.monotonic()
+        return waiter.signal.acquire(timeout=max(timeout_s, 0.0))
+
+    def _replace_lost_reader(self) -> None:
+        """Starts another reader if this one has sat in a stream that has ended since the last look."""
+        with self._lock:
+            stream = self._stream
+            if stream is None or self._closed.is_set() or stream.is_active():
+                return
+            if stream is self._ended_stream:
+                self._stream = None
+                self._start_reader(stream)
+            self._ended_stream = stream
+
+    def _start_reader(self, ended_stream: Any = None) -> None:
+        self._reader = threading.Thread(target=self._read, args=(ended_stream,), name="specdraft-drive", daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
-        """Body of the reader thread: one stream after another, until one ends for good."""
+    def _read(self, ended_stream: Any) -> None:
+        """Body of the reader thread: one stream after another, until one ends for good, or another reader took over."""
         while True:
-            after, error = self._read_stream()
+            if ended_stream is None:
+                after, error = self._read_stream()
+            else:
+                after, error = self._ended(error_of_call(ended_stream))
+                ended_stream = None
+            if threading.current_thread() is not self._reader:
+                return
             if after is After.ATTACH_AGAIN and self._reattachment.is_of_the_connection(error):
                 self._tell_if_nobody_listens()
             if after is not After.ATTACH_AGAIN or not self._pause():
@@ -191,9 +227,15 @@ class Drive:
             error = error_of_call(failure)
         except ValueError:  # the channel was closed
             self._closed.set()
+        return self._ended(error)
+
+    def _ended(self, error: SpecdraftError | None) -> tuple[After, SpecdraftError | None]:
         for listener in self._break_listeners:
             listener()
         with self._lock:
+            if threading.current_thread() is not self._reader:
+                return After.GIVE_UP, error
+            self._stream = None
             self._end_sending()
             return self._reattachment.ended(error, time.monotonic()), error
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
 import grpc
 
 from specdraft.channel import socket_path
-from specdraft.errors import Reason, SpecdraftError, make_error
+from specdraft.errors import NotFoundError, Reason, SpecdraftError, make_error
 from specdraft.exchanges import Exchange, Steps, perform
 from specdraft.lanes import LANE_TIMEOUT_FACTOR, Lane, check_connections
 from specdraft.lease import Lease, keep_alive
@@ -23,7 +24,7 @@ from specdraft.transport import Transport
 from specdraft.v1 import session_pb2
 from specdraft.words import MemoryKind
 
-__all__ = ["Session", "map_arena", "open_session"]
+__all__ = ["Session", "map_arena", "on_live_session", "open_session"]
 
 T = TypeVar("T")
 
@@ -96,6 +97,20 @@ class Session:
             self.regions.close()
         if self._arena is not None:
             self._arena.close()
+
+
+def on_live_session(live_session: Callable[[], Session], work: Callable[[Session], T]) -> T:
+    """Does work with a session, and once more with a new one where the service turns out to have lost it.
+
+    A service that has restarted tells so only when it is asked; nothing was done then.
+    """
+    session = live_session()
+    try:
+        return work(session)
+    except NotFoundError:
+        if not session.lost:
+            raise
+    return work(live_session())
 
 
 def map_arena(

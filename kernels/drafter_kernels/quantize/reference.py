@@ -9,6 +9,9 @@ from torch import Tensor
 BLOCK_SIZE: Final = 16
 """Neighbours along the input dimension that share an NVFP4 block scale."""
 
+FP8_BLOCK_SIZE: Final = 128
+"""Rows and columns that share a scale in an FP8 weight of blocks."""
+
 _E2M1_MAX: Final = 6.0
 _E4M3_MAX: Final = 448.0
 _E4M3_SMALLEST: Final = 2.0**-9
@@ -45,6 +48,27 @@ class Fp8Weight:
     def num_bytes(self) -> int:
         """Bytes stored."""
         return self.values.nbytes + self.row_scales.nbytes
+
+
+@dataclass(frozen=True)
+class Fp8BlockWeight:
+    """A weight [N, K] as DeepSeek ships it; element = value * the scale of its block of 128 x 128.
+
+    `values` float8_e4m3fn [N, K], `block_scales` float32 [ceil(N / 128), ceil(K / 128)].
+    """
+
+    values: Tensor
+    block_scales: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes stored."""
+        return self.values.nbytes + self.block_scales.nbytes
+
+    @staticmethod
+    def scale_shape(rows: int, columns: int) -> tuple[int, int]:
+        """The shape of the scales of a weight."""
+        return -(-rows // FP8_BLOCK_SIZE), -(-columns // FP8_BLOCK_SIZE)
 
 
 def nvfp4_tensor_scale(weight: Tensor) -> Tensor:
@@ -98,6 +122,13 @@ def quantize_fp8(weight: Tensor) -> Fp8Weight:
 def dequantize_fp8(weight: Fp8Weight) -> Tensor:
     """The weight [N, K], float32."""
     return (weight.values.float() * weight.row_scales[:, None]).clamp(-_FLOAT32.max, _FLOAT32.max)
+
+
+def dequantize_fp8_blocks(weight: Fp8BlockWeight) -> Tensor:
+    """The weight [N, K], float32."""
+    rows, columns = weight.values.shape
+    by_row = weight.block_scales.repeat_interleave(FP8_BLOCK_SIZE, 0)[:rows]
+    return weight.values.float() * by_row.repeat_interleave(FP8_BLOCK_SIZE, 1)[:, :columns]
 
 
 def _absmax(weight: Tensor, name: str) -> Tensor:

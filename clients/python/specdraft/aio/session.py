@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from specdraft.session import map_arena
 from specdraft.terms import SessionTerms, closed_error, read_terms
 from specdraft.v1 import session_pb2
 
-__all__ = ["AsyncSession", "open_session"]
+__all__ = ["AsyncSession", "on_live_session", "open_session"]
 
 T = TypeVar("T")
 
@@ -91,6 +92,19 @@ class AsyncSession:
                 pause_s = self.terms.lease_s / RETRY_SHARE
             else:
                 pause_s = self.terms.lease_s / LEASE_SHARE
+
+
+async def on_live_session(
+    live_session: Callable[[], Awaitable[AsyncSession]], work: Callable[[AsyncSession], Awaitable[T]]
+) -> T:
+    """As `specdraft.session.on_live_session`."""
+    session = await live_session()
+    try:
+        return await work(session)
+    except NotFoundError:
+        if not session.lost:
+            raise
+    return await work(await live_session())
 
 
 async def open_session(

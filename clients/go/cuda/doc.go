@@ -1,0 +1,11 @@
+// Package cuda lets hidden rows go through a GPU's memory, without cgo: it loads libcuda.so.1 at run time.
+//
+// Open finds the target's GPU by its UUID. The Device that it returns goes into specdraft.SessionOptions together with
+// Memory: specdraft.MemoryCUDA; the session's arena is then opened through its CUDA IPC handle and rows are copied into it.
+//
+// Stream and Page are the pieces of device-ordered rounds: a counter in a host page that the GPU sees, which a stream
+// writes and waits for.
+//
+// The package has been tested with a fake driver and with a stand-in for libcuda that checks how arguments arrive. It has
+// not run on a GPU yet.
+package cuda

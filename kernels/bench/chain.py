@@ -1,0 +1,290 @@
+"""A round of drafts made of the kernels, and the same in plain PyTorch bf16: both can be captured in a CUDA graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from heads import HeadSize, Weights, num_bytes, projection_shape
+from torch import Tensor
+from torch.nn.functional import linear as torch_linear
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from drafter_kernels import Backend
+from drafter_kernels.fuse_pair import PairNorms, fuse_pair
+from drafter_kernels.linear import InputNorm, LinearWorkspace, linear, plan_linear
+from drafter_kernels.lm_head import LmHeadWorkspace, lm_head, plan_lm_head
+from drafter_kernels.paged_attention import AttentionWorkspace, paged_attention_into, plan_attention
+from drafter_kernels.qk_rope_write import HeadNorms, RopeTable, qk_rope_write
+from drafter_kernels.rms_norm import RowNorm
+
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class ChainSettings:
+    """`body` is the format of the projections that may be quantised: fc, k and v stay bf16."""
+
+    batch: int
+    num_drafts: int
+    num_rows: int
+    body: str = "bf16"
+    head: str = "nvfp4"
+    is_cut: bool = False
+    overlaps: bool = False
+
+
+class Bf16Head:
+    """The weights that both sides start from, and the state that both begin a round with."""
+
+    def __init__(self, size: HeadSize, weights: Weights, batch: int, num_rows: int) -> None:
+        self.size, self.weights = size, weights
+        names = ("fc", "q", "kv", "o", "gate_up", "down", "lm_head")
+        self.projections = {name: weights.matrix(*projection_shape(size, name), "bf16") for name in names}
+        self.embedding = weights.normal(size.vocab, size.hidden)
+        self.norms = {
+            name: weights.normal(width, scale=0.1, dtype=torch.float32) + 1
+            for name, width in (
+                *((name, size.hidden) for name in ("embedding", "hidden", "input", "ffn", "final")),
+                *((name, size.head_dim) for name in ("q", "k")),
+            )
+        }
+        self.state(batch, num_rows)
+
+    def state(self, batch: int, num_rows: int, max_drafts: int = 8) -> None:
+        """Sequences of num_rows rows on their own pages, and a pair for each to go on from."""
+        size, device = self.size, self.weights.device
+        pages = -(-(num_rows + max_drafts) // size.page_rows)
+        pool = (batch * pages, size.page_rows, size.num_kv_heads, size.head_dim)
+        self.k_pages, self.v_pages = self.weights.normal(*pool), self.weights.normal(*pool)
+        table = torch.arange(batch * pages, dtype=torch.int32, device=device)
+        self.page_table = table.view(batch, pages)
+        self.tokens = torch.arange(batch, device=device) % size.vocab
+        self.hiddens = self.weights.normal(batch, size.hidden)
+
+    def slots(self, row: int) -> Tensor:
+        """Where row `row` of each sequence lies, int64 [B]."""
+        page_rows = self.size.page_rows
+        return self.page_table[:, row // page_rows].long() * page_rows + row % page_rows
+
+    def rope(self) -> RopeTable:
+        """Of the demo's base."""
+        rotary = self.size.rotary
+        return RopeTable.of([1e7 ** (-2 * i / rotary) for i in range(rotary // 2)], self.weights.device)
+
+
+class KernelChain:
+    """The kernels, one after the other; every tensor is made here, so that `run` allocates nothing."""
+
+    def __init__(self, head: Bf16Head, settings: ChainSettings) -> None:
+        self.head, self.settings = head, settings
+        size, device, batch = head.size, head.weights.device, settings.batch
+        own = {name: head.weights.convert(head.projections[name], settings.body) for name in ("o", "gate_up", "down")}
+        q, kv = head.projections["q"], head.projections["kv"]
+        self.splits_qkv = settings.body != "bf16"
+        own |= {"fc": head.projections["fc"]}
+        if self.splits_qkv:
+            own |= {"q": head.weights.convert(q, settings.body), "kv": kv}
+        else:
+            own |= {"qkv": torch.cat((q, kv))}
+        self.projections = own
+        rows = size.draft_vocab if settings.is_cut else size.vocab
+        self.lm_head = head.weights.convert(head.projections["lm_head"][:rows].contiguous(), settings.head)
+        self.draft_ids = torch.arange(rows, dtype=torch.int32, device=device) if settings.is_cut else None
+        self._make_buffers(batch)
+
+    @property
+    def num_bytes(self) -> int:
+        """What a draft forward has to read: weights once, and its rows of K and V."""
+        size = self.head.size
+        total = sum(num_bytes(weight) for weight in self.projections.values()) + num_bytes(self.lm_head)
+        return total + self.settings.batch * self.settings.num_rows * 4 * size.num_kv_heads * size.head_dim
+
+    def run(self) -> None:
+        """One round: num_drafts forwards, each from the id and the hidden of the one before."""
+        tokens, hiddens = self.head.tokens, self.head.hiddens
+        for step in range(self.settings.num_drafts):
+            self._forward(step, tokens, hiddens)
+            tokens, hiddens = self.ids[step], self.recycled[step]
+
+    def _make_buffers(self, batch: int) -> None:
+        size, device, drafts = self.head.size, self.head.weights.device, self.settings.num_drafts
+
+        def rows(width: int) -> Tensor:
+            return torch.empty(batch, width, dtype=torch.bfloat16, device=device)
+
+        self.joined, self.x, self.middle, self.final = rows(2 * size.hidden), *(rows(size.hidden) for _ in range(3))
+        self.projected, self.ffn = rows(size.shape.width), rows(size.ffn)
+        self.q_rows, self.kv_rows = rows(size.shape.query_width), rows(size.shape.width - size.shape.query_width)
+        self.q, self.attended = (rows(size.num_heads * size.head_dim) for _ in range(2))
+        self.ids = torch.empty(drafts, batch, dtype=torch.int64, device=device)
+        self.logprobs = torch.empty(drafts, batch, device=device)
+        self.recycled = torch.empty(drafts, batch, size.hidden, dtype=torch.bfloat16, device=device)
+        row_numbers = range(self.settings.num_rows, self.settings.num_rows + drafts)
+        self.slots = torch.stack([self.head.slots(row) for row in row_numbers])
+        self.keys = torch.stack([torch.full((batch,), row, device=device) for row in row_numbers])
+        self.counts = torch.stack(
+            [torch.full((batch,), row + 1, dtype=torch.int32, device=device) for row in row_numbers]
+        )
+        self.plans = {
+            name: plan_linear(
+                weight,
+                batch,
+                swiglu=name == "gate_up",
+                normed=name in {"qkv", "q", "kv", "gate_up"},
+                overlaps=self.settings.overlaps,
+            )
+            for name, weight in self.projections.items()
+        }
+        needs = [(self.plans[n], batch, *projection_shape(size, n)) for n in self.projections]
+        self.workspace = LinearWorkspace(needs, device)
+        self.lm_plan = replace(plan_lm_head(self.lm_head, batch), overlaps=self.settings.overlaps)
+        self.lm_workspace = LmHeadWorkspace(self.lm_head, batch)
+        pages = self.head.page_table.shape[1] * size.page_rows
+        plan = plan_attention(batch, size.num_kv_heads, pages)
+        self.attention_plan = replace(plan, overlaps=self.settings.overlaps)
+        self.attention_workspace = AttentionWorkspace(
+            batch, size.num_heads, size.head_dim, self.attention_plan.parts, device
+        )
+        self.rope = self.head.rope()
+
+    def _project(self, name: str, x: Tensor, out: Tensor, **options: object) -> None:
+        linear(x, self.projections[name], out, self.workspace, plan=self.plans[name], backend=Backend.TRITON, **options)
+
+    def _forward(self, step: int, tokens: Tensor, hiddens: Tensor) -> None:
+        size, norms = self.head.size, self.head.norms
+        pair = PairNorms(norms["embedding"], norms["hidden"], EPSILON)
+        wishes = {"overlaps": self.settings.overlaps, "backend": Backend.TRITON}
+        fuse_pair(tokens, self.head.embedding, hiddens, pair, self.joined, **wishes)
+        self._project("fc", self.joined, self.x)
+        self._attend(step, InputNorm(norms["input"], EPSILON))
+        self._project("o", self.attended, self.middle, residual=self.x)
+        self._project("gate_up", self.middle, self.ffn, norm=InputNorm(norms["ffn"], EPSILON), swiglu=True)
+        self._project("down", self.ffn, self.final, residual=self.middle)
+        lm_head(
+            self.final,
+            self.lm_head,
+            self.ids[step],
+            self.logprobs[step],
+            self.lm_workspace,
+            norm=RowNorm(norms["final"], EPSILON, self.recycled[step]),
+            draft_ids=self.draft_ids,
+            plan=self.lm_plan,
+            backend=Backend.TRITON,
+        )
+        assert size.hidden == self.final.shape[1]
+
+    def _attend(self, step: int, norm: InputNorm) -> None:
+        size, norms, batch = self.head.size, self.head.norms, self.settings.batch
+        pools = (self.head.k_pages, self.head.v_pages)
+        heads = (batch, size.num_heads, size.head_dim)
+        where = (self.keys[step], self.slots[step], *pools)
+        if self.splits_qkv:
+            self._project("q", self.x, self.q_rows, norm=norm)
+            self._project("kv", self.x, self.kv_rows, norm=norm)
+            torch.cat((self.q_rows, self.kv_rows), dim=1, out=self.projected)
+        else:
+            self._project("qkv", self.x, self.projected, norm=norm)
+        head_norms = HeadNorms(norms["q"], norms["k"], EPSILON)
+        q = self.q.view(heads)
+        qk_rope_write(
+            self.projected,
+            *where,
+            size.shape,
+            head_norms,
+            self.rope,
+            q_out=q,
+            overlaps=self.settings.overlaps,
+            backend=Backend.TRITON,
+        )
+        paged_attention_into(
+            q,
+            *pools,
+            self.head.page_table,
+            self.counts[step],
+            size.head_dim**-0.5,
+            self.attended.view(heads),
+            self.attention_workspace,
+            gate=size.shape.gate_of(self.projected),
+            plan=self.attention_plan,
+            backend=Backend.TRITON,
+        )
+
+
+class TorchChain:
+    """The same head in plain PyTorch, bf16, with K/V in one dense tensor a sequence."""
+
+    def __init__(self, head: Bf16Head, settings: ChainSettings) -> None:
+        self.head, self.settings = head, settings
+        size, batch = head.size, settings.batch
+        length = settings.num_rows + settings.num_drafts
+        self.k, self.v = (
+            pages.view(batch, -1, size.num_kv_heads, size.head_dim)[:, :length].transpose(1, 2).contiguous()
+            for pages in (head.k_pages, head.v_pages)
+        )
+        self.qkv = torch.cat((head.projections["q"], head.projections["kv"]))
+        self.norms = {name: norm.to(torch.bfloat16) for name, norm in head.norms.items()}
+        rope = head.rope()
+        positions = torch.arange(settings.num_rows, length, device=batch_device(head), dtype=torch.float64)
+        angles = positions[:, None] * rope.turns * (2 * torch.pi)
+        self.cos, self.sin = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
+        self.ids = torch.empty(settings.num_drafts, batch, dtype=torch.int64, device=batch_device(head))
+        self.logprobs = torch.empty(settings.num_drafts, batch, device=batch_device(head))
+
+    @property
+    def num_bytes(self) -> int:
+        """What a draft forward has to read."""
+        size = self.head.size
+        weights = [weight for name, weight in self.head.projections.items() if name not in {"q", "kv"}]
+        rows = self.settings.batch * self.settings.num_rows * 4 * size.num_kv_heads * size.head_dim
+        return sum(weight.nbytes for weight in (*weights, self.qkv)) + rows
+
+    def run(self) -> None:
+        """One round."""
+        tokens, hiddens = self.head.tokens, self.head.hiddens
+        for step in range(self.settings.num_drafts):
+            tokens, hiddens, logprobs = self._forward(step, tokens, hiddens)
+            self.ids[step].copy_(tokens)
+            self.logprobs[step].copy_(logprobs)
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], self.norms[name], EPSILON)
+
+    def _forward(self, step: int, tokens: Tensor, hiddens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weights = self.head.projections
+        pair = torch.cat((self._norm(self.head.embedding[tokens], "embedding"), self._norm(hiddens, "hidden")), -1)
+        x = torch_linear(pair, weights["fc"])
+        x = x + torch_linear(self._attend(step, self._norm(x, "input")), weights["o"])
+        gate, up = torch_linear(self._norm(x, "ffn"), weights["gate_up"]).chunk(2, dim=-1)
+        x = x + torch_linear(silu(gate) * up, weights["down"])
+        y = self._norm(x, "final")
+        logits = torch_linear(y, weights["lm_head"])
+        best, ids = logits.max(-1)
+        return ids, y, best.float() - logits.float().logsumexp(-1)
+
+    def _attend(self, step: int, normed: Tensor) -> Tensor:
+        size, batch = self.head.size, self.settings.batch
+        row = self.settings.num_rows + step
+        projected = torch_linear(normed, self.qkv)
+        shape = size.shape
+        queries = projected[:, : shape.query_width].view(batch, size.num_heads, 2, size.head_dim)
+        k, v = (
+            part.view(batch, size.num_kv_heads, size.head_dim)
+            for part in projected[:, shape.query_width :].chunk(2, dim=-1)
+        )
+        q = self._rotate(self._norm(queries[:, :, 0], "q"), step)
+        self.k[:, :, row] = self._rotate(self._norm(k, "k"), step)
+        self.v[:, :, row] = v
+        keys, values = self.k[:, :, : row + 1], self.v[:, :, : row + 1]
+        attended = scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)[:, :, 0]
+        return (attended * torch.sigmoid(queries[:, :, 1])).flatten(1)
+
+    def _rotate(self, x: Tensor, step: int) -> Tensor:
+        cos, sin, rotary = self.cos[step], self.sin[step], self.head.size.rotary
+        first, second = x[..., :rotary].chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, x[..., rotary:]), dim=-1)
+
+
+def batch_device(head: Bf16Head) -> torch.device:
+    """Where a head is."""
+    return head.weights.device

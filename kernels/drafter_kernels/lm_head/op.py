@@ -1,0 +1,276 @@
+"""The LM head as it is called: checks, the choice of the implementation, and the launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from drafter_kernels.dispatch import (
+    Backend,
+    check_aligned,
+    check_shape,
+    check_tensor,
+    is_interpreted,
+    launch_options,
+    next_power_of_2,
+    uses_triton,
+)
+from drafter_kernels.lm_head.reference import GrammarMasks, LmHeadWeight, lm_head_reference
+from drafter_kernels.quantize import BLOCK_SIZE, Fp8Weight, PackedNvfp4
+from drafter_kernels.rms_norm import RowNorm
+from drafter_kernels.rms_norm.op import Packing, launch_rms_norm
+
+MAX_ROWS: Final = 64
+"""Rows of x that one call takes."""
+
+_REDUCE_BLOCK: Final = 1024
+
+
+@dataclass(frozen=True)
+class LmHeadPlan:
+    """How the first stage is cut: rows of the weight a program, columns (words for NVFP4) a step, and Triton's options.
+
+    `is_vector`: without tensor cores, for one row of x and NVFP4; then a program takes `tiles` tiles one after the
+    other. `overlaps`: kernels start while the one before them drains (programmatic dependent launch).
+    """
+
+    block_rows: int
+    block_columns: int
+    num_warps: int
+    num_stages: int
+    is_vector: bool = False
+    tiles: int = 1
+    overlaps: bool = False
+
+    def num_programs(self, num_rows: int) -> int:
+        """Programs of the first stage."""
+        return -(-num_rows // (self.block_rows * self.tiles))
+
+
+def plan_lm_head(weight: LmHeadWeight, batch: int) -> LmHeadPlan:
+    """The plan for `batch` rows of x: one for each kind of weight and bucket of the batch (1, 16, 32 or 64 rows)."""
+    if isinstance(weight, PackedNvfp4):
+        if batch == 1:
+            return LmHeadPlan(4, 512, num_warps=4, num_stages=2, is_vector=True, tiles=8)
+        return LmHeadPlan(64, 32, 4, 3) if batch <= 32 else LmHeadPlan(128, 16, 8, 3)
+    wide = not isinstance(weight, Fp8Weight) and weight.element_size() == 4
+    if wide:
+        return LmHeadPlan(64, 32, 4, 2)
+    return LmHeadPlan(64, 128 if batch <= 16 else 64, 4, 4)
+
+
+class LmHeadWorkspace:
+    """What the two stages and the packing of x need on the device, for up to `max_batch` rows of x; allocated once.
+
+    A workspace serves one call at a time: calls on one stream may share it.
+    """
+
+    def __init__(self, weight: LmHeadWeight, max_batch: int, plans: tuple[LmHeadPlan, ...] | None = None) -> None:
+        if not 1 <= max_batch <= MAX_ROWS:
+            raise ValueError(f"an LM head takes 1 to {MAX_ROWS} rows, not {max_batch}")
+        rows, columns = _shape(weight)
+        device = _device(weight)
+        plans = plans or tuple(plan_lm_head(weight, batch) for batch in (1, 16, 32, max_batch))
+        programs = max(plan.num_programs(rows) for plan in plans)
+        self.max_batch = max_batch
+        self.num_programs = programs
+        self.partials = torch.empty(2 * max_batch * programs, dtype=torch.float32, device=device)
+        self.partial_rows = torch.empty(max_batch * programs, dtype=torch.int32, device=device)
+        is_packed = isinstance(weight, PackedNvfp4)
+        self.packed = torch.empty(max_batch * columns if is_packed else 0, dtype=torch.float16, device=device)
+        self.row_scales = torch.empty(max_batch, dtype=torch.float32, device=device)
+
+
+def lm_head(
+    x: Tensor,
+    weight: LmHeadWeight,
+    out_ids: Tensor,
+    out_logprobs: Tensor,
+    workspace: LmHeadWorkspace | None = None,
+    *,
+    num_rows: int | None = None,
+    norm: RowNorm | None = None,
+    draft_ids: Tensor | None = None,
+    masks: GrammarMasks | None = None,
+    plan: LmHeadPlan | None = None,
+    backend: Backend | None = None,
+) -> None:
+    """The best id of each row and its natural log-probability, over what may be drafted; the logits are never stored.
+
+    x [M, K], 1 <= M <= 64, float32, float16 or bfloat16. weight [N, K]; of it only the first `num_rows` rows count
+    (padding behind them never wins). out_ids int64 [M], out_logprobs float32 [M]. draft_ids int32 [N]: the target id
+    of each row, ascending; None = row i is id i. Of equal logits the lowest id wins; NaN never wins and has no share
+    in the normaliser; infinity counts as the largest number. Where the mask allows nothing, or no allowed logit is a
+    number, the id is -1 and the log-probability -infinity. Rows of x beyond the batch in use cost nothing and may
+    hold anything: no row reads another.
+
+    `workspace` is needed by the kernels alone. Nothing is allocated, nothing is read back: the call can be captured
+    in a graph. Raises ValueError naming what does not fit.
+    """
+    count = _shape(weight)[0] if num_rows is None else num_rows
+    _check(x, weight=weight, out_ids=out_ids, out_logprobs=out_logprobs, count=count, norm=norm)
+    _check_choice(weight, out_ids, draft_ids, masks)
+    if not uses_triton(x, backend):
+        ids, logprobs = lm_head_reference(x, weight, num_rows=count, norm=norm, draft_ids=draft_ids, masks=masks)
+        out_ids.copy_(ids)
+        out_logprobs.copy_(logprobs)
+        return
+    plan = plan or plan_lm_head(weight, len(x))
+    programs = plan.num_programs(count)
+    if workspace is None or len(x) > workspace.max_batch or programs > workspace.num_programs:
+        raise ValueError(f"lm_head: no workspace for {len(x)} rows of x and {programs} programs")
+    check_aligned(x=x, weight=_data(weight))
+    _prepare(x, weight, workspace, norm, plan)
+    options = _first_stage_options(workspace, count, draft_ids, masks, plan)
+    _first_stage(x if norm is None else norm.out, weight, workspace, plan, options, (programs,))
+    _second_stage(out_ids, out_logprobs, workspace, draft_ids, programs, overlaps=plan.overlaps)
+
+
+def _prepare(
+    x: Tensor, weight: LmHeadWeight, workspace: LmHeadWorkspace, norm: RowNorm | None, plan: LmHeadPlan
+) -> None:
+    packing = Packing.NONE
+    if isinstance(weight, PackedNvfp4):
+        packing = Packing.PAIRS if plan.is_vector else Packing.ELEMENTS
+    if packing is not Packing.NONE or norm is not None:
+        launch_rms_norm(
+            x,
+            norm,
+            packing=packing,
+            packed=workspace.packed,
+            row_scales=workspace.row_scales,
+            overlaps=plan.overlaps,
+        )
+
+
+def _first_stage_options(
+    workspace: LmHeadWorkspace, count: int, draft_ids: Tensor | None, masks: GrammarMasks | None, plan: LmHeadPlan
+) -> dict[str, Any]:
+    """What all kernels of the first stage take."""
+    placeholder = workspace.partial_rows
+    return {
+        "draft_ids": placeholder if draft_ids is None else draft_ids,
+        "masks": placeholder if masks is None else masks.words,
+        "mask_index": placeholder if masks is None else masks.rows,
+        "partials": workspace.partials,
+        "partial_rows": workspace.partial_rows,
+        "num_rows": count,
+        "mask_words": 0 if masks is None else masks.words.shape[1],
+        "HAS_IDS": draft_ids is not None,
+        "HAS_MASK": masks is not None,
+        "BN": plan.block_rows,
+        "BK": plan.block_columns,
+        "num_warps": plan.num_warps,
+        "num_stages": plan.num_stages,
+        **launch_options(overlaps=plan.overlaps),
+    }
+
+
+def _first_stage(  # noqa: PLR0917  # what the launches of the three kernels are made of
+    x: Tensor,
+    weight: LmHeadWeight,
+    workspace: LmHeadWorkspace,
+    plan: LmHeadPlan,
+    options: dict[str, Any],
+    grid: tuple[int],
+) -> None:
+    from drafter_kernels.lm_head import kernel
+    from drafter_kernels.rms_norm.kernel import dot_type
+
+    bucket = max(16, next_power_of_2(len(x)))
+    if isinstance(weight, PackedNvfp4):
+        given = (workspace.row_scales, weight.words, weight.block_scales, weight.tensor_scale)
+        options |= {"KW": weight.words.shape[1], "PTX": not is_interpreted()}
+        if plan.is_vector:
+            assert len(x) == 1
+            kernel.nvfp4_vector_kernel[grid](workspace.packed.view(torch.int32), *given, TILES=plan.tiles, **options)
+        else:
+            kernel.nvfp4_kernel[grid](workspace.packed, *given, M=len(x), BM=bucket, **options)
+        return
+    values, scales = (weight.values, weight.row_scales) if isinstance(weight, Fp8Weight) else (weight, None)
+    kernel.dense_kernel[grid](
+        x,
+        values,
+        x if scales is None else scales,
+        M=len(x),
+        K=values.shape[1],
+        HAS_SCALES=scales is not None,
+        DOT=dot_type(values.dtype, interpreted=is_interpreted()),
+        BM=bucket,
+        **options,
+    )
+
+
+def _second_stage(
+    out_ids: Tensor,
+    out_logprobs: Tensor,
+    workspace: LmHeadWorkspace,
+    draft_ids: Tensor | None,
+    num_programs: int,
+    *,
+    overlaps: bool,
+) -> None:
+    from drafter_kernels.lm_head.kernel import reduce_kernel
+
+    reduce_kernel[(len(out_ids),)](
+        workspace.partials,
+        workspace.partial_rows,
+        workspace.partial_rows if draft_ids is None else draft_ids,
+        out_ids,
+        out_logprobs,
+        num_programs,
+        len(out_ids),
+        HAS_IDS=draft_ids is not None,
+        BLOCK=_REDUCE_BLOCK,
+        num_warps=4,
+        **launch_options(overlaps=overlaps),
+    )
+
+
+def _shape(weight: LmHeadWeight) -> tuple[int, int]:
+    rows, columns = weight.values.shape if isinstance(weight, Fp8Weight) else weight.shape
+    return rows, columns
+
+
+def _data(weight: LmHeadWeight) -> Tensor:
+    match weight:
+        case PackedNvfp4():
+            return weight.words
+        case Fp8Weight():
+            return weight.values
+        case _:
+            return weight
+
+
+def _device(weight: LmHeadWeight) -> torch.device:
+    return _data(weight).device
+
+
+def _check(
+    x: Tensor, *, weight: LmHeadWeight, out_ids: Tensor, out_logprobs: Tensor, count: int, norm: RowNorm | None
+) -> None:
+    rows, columns = _shape(weight)
+    batch = len(x)
+    if not 1 <= batch <= MAX_ROWS:
+        raise ValueError(f"lm_head: x has {batch} rows, expected 1 to {MAX_ROWS}")
+    if not 1 <= count <= rows:
+        raise ValueError(f"lm_head: {count} rows of a weight that has {rows}")
+    if isinstance(weight, PackedNvfp4) and columns % BLOCK_SIZE:
+        raise ValueError(f"lm_head: K = {columns} is not a multiple of {BLOCK_SIZE}")
+    check_shape("x", x, batch, columns)
+    check_tensor("out_ids", out_ids, torch.int64, batch)
+    check_tensor("out_logprobs", out_logprobs, torch.float32, batch)
+    if norm is not None:
+        check_tensor("norm.scale", norm.scale, torch.float32, columns)
+        check_shape("norm.out", norm.out, batch, columns)
+
+
+def _check_choice(weight: LmHeadWeight, out_ids: Tensor, draft_ids: Tensor | None, masks: GrammarMasks | None) -> None:
+    if draft_ids is not None:
+        check_tensor("draft_ids", draft_ids, torch.int32, _shape(weight)[0])
+    if masks is not None:
+        check_tensor("masks.words", masks.words, torch.int32, *masks.words.shape[:2])
+        check_tensor("masks.rows", masks.rows, torch.int32, len(out_ids))

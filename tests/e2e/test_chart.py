@@ -1,0 +1,332 @@
+"""The chart makes what its values say, Kubernetes takes it, and wrong values are refused in words that help."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from chart import (
+    CHART,
+    KUBERNETES,
+    MONITORING,
+    containers,
+    merged,
+    objects,
+    one,
+    pods,
+    refused,
+    run,
+    schema_complaints,
+    security_complaints,
+    shape_values,
+    tool,
+)
+from drafter_service.cli import _parser
+from drafter_service.server.health import LIVENESS
+
+SHAPES = ("sidecar", "paired", "node", "deployment", "library")
+RESTRICTED = ("sidecar", "deployment")
+
+MTLS = {"tcp": {"enabled": True, "tlsSecret": "tls"}}
+DEVICE_PLUGIN = {"gpu": {"mode": "devicePlugin"}}
+EVERYTHING_WATCHED = {
+    "metrics": {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}}
+}
+
+COMBINATIONS = {
+    "sidecar": ("sidecar", {}),
+    "sidecar with MPS": ("sidecar", {"gpu": {"mps": {"enabled": True, "activeThreadPercentage": 50}}}),
+    "sidecar, device plugin": ("sidecar", DEVICE_PLUGIN),
+    "sidecar on a CPU": ("sidecar", {"gpu": {"mode": "none"}, "config": {"kvBytes": None}}),
+    "sidecar with TCP": ("sidecar", MTLS),
+    "sidecar, exec probes": ("sidecar", {"probes": {"kind": "exec"}}),
+    "sidecar, shared processes": ("sidecar", {"shareProcessNamespace": True}),
+    "sidecar, chosen GPU": ("sidecar", {"gpu": {"dra": {"selectors": ['device.attributes["gpu.nvidia.com"].x == 1']}}}),
+    "sidecar, closed in": ("sidecar", {"networkPolicy": {"egress": [{"ports": [{"port": 53, "protocol": "UDP"}]}]}}),
+    "sidecar, watched": ("sidecar", EVERYTHING_WATCHED),
+    "sidecar, unwatched": ("sidecar", {"metrics": {"enabled": False}}),
+    "sidecar, traced": ("sidecar", {"tracing": {"enabled": True, "endpoint": "http://collector:4317"}}),
+    "paired": ("paired", {}),
+    "paired, claim at hand": ("paired", {"gpu": {"dra": {"existingClaim": "mine"}}}),
+    "paired over TCP": ("paired", merged(MTLS, {"target": {"image": ""}})),
+    "node": ("node", {}),
+    "node, device plugin": ("node", merged(DEVICE_PLUGIN, {"gpu": {"runtimeClassName": ""}})),
+    "node over TCP": ("node", MTLS),
+    "deployment": ("deployment", {}),
+    "deployment, headless": ("deployment", {"service": {"clusterIP": "None"}}),
+    "deployment, scaled": ("deployment", {"autoscaling": {"enabled": True}}),
+    "deployment, insecure": ("deployment", {"tcp": {"insecure": True, "tlsSecret": ""}}),
+    "deployment, by digest": ("deployment", {"image": {"digest": "sha256:" + "0" * 64}}),
+    "library": ("library", {}),
+}
+
+
+def values_of(name):
+    shape, changes = COMBINATIONS[name]
+    return merged(shape_values(shape), changes)
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_kubernetes_takes_every_object(name, tmp_path):
+    for version in KUBERNETES:
+        found = objects(values_of(name), version=version, apis=[MONITORING])
+        assert schema_complaints(found, version, tmp_path / f"{version}.yaml") == []
+
+
+@pytest.mark.parametrize("name", [name for name, (shape, _) in COMBINATIONS.items() if shape in RESTRICTED])
+def test_pods_of_the_shapes_that_promise_it_are_restricted(name):
+    assert security_complaints(objects(values_of(name))) == []
+
+
+@pytest.mark.parametrize("shape", ["paired", "node"])
+def test_shapes_with_a_host_path_break_that_rule_alone(shape):
+    lines = security_complaints(objects(shape_values(shape)))
+    assert lines
+    assert all("hostPath" in line for line in lines)
+
+
+def test_the_restricted_rules_see_what_is_wrong():
+    found = objects(shape_values("sidecar"))
+    (pod,) = pods(found).values()
+    containers(pod)["drafter"]["securityContext"]["allowPrivilegeEscalation"] = True
+    assert "allowPrivilegeEscalation" in "".join(security_complaints(found))
+
+
+def test_the_schemas_of_kubernetes_see_what_is_wrong(tmp_path):
+    found = objects(shape_values("sidecar"))
+    one(found, "ResourceClaimTemplate")["spec"]["spec"]["devices"]["request"] = []
+    assert schema_complaints(found, KUBERNETES[0], tmp_path / "wrong.yaml")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_helm_lints_every_shape(shape):
+    command = [tool("helm"), "lint", CHART, "--strict", "--kube-version", f"{KUBERNETES[0]}.0"]
+    done = run([*command, "--values", CHART / "ci" / f"{shape}-values.yaml"])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# What Helm has to say about it, part by part.
+WRONG = {
+    "no volume": ("sidecar", {"model": {"volume": None}}, ["model.volume is required"]),
+    "no head": ("sidecar", {"model": {"head": ""}}, ["model.head is required"]),
+    "no target": ("sidecar", {"target": {"image": ""}}, ["target.image is required for shape sidecar", "library"]),
+    "no KV budget on a GPU": ("sidecar", {"config": {"kvBytes": None}}, ["config.kvBytes is required", "4GiB"]),
+    "TCP without TLS": ("deployment", {"tcp": {"tlsSecret": ""}}, ["tcp.tlsSecret is required", "insecure"]),
+    "TLS or not": ("deployment", {"tcp": {"insecure": True}}, ["which is meant"]),
+    "a deployment without TCP": ("deployment", {"tcp": {"enabled": False}}, ["tcp.enabled=true is required"]),
+    "MPS without DRA": ("sidecar", merged(DEVICE_PLUGIN, {"gpu": {"mps": {"enabled": True}}}), ["mps", "mode dra"]),
+    "a claim for each node": ("node", {"gpu": {"mode": "dra"}}, ["shape node", "second GPU"]),
+    "visible without a runtime": ("node", {"gpu": {"runtimeClassName": ""}}, ["gpu.runtimeClassName is required"]),
+    "a shared claim elsewhere": ("sidecar", {"gpu": {"dra": {"existingClaim": "x"}}}, ["existingClaim", "paired"]),
+    "two nodes": ("paired", {"gpu": {"mode": "none"}}, ["one node", "nodeSelector"]),
+    "scaling a sidecar": ("sidecar", {"autoscaling": {"enabled": True}}, ["autoscaling.enabled", "deployment"]),
+    "an unknown shape": ("sidecar", {"shape": "pod"}, ["/shape", "'sidecar', 'paired'"]),
+    "an unknown value": ("sidecar", {"replica": 2}, ["'replica' not allowed"]),
+    "an unknown setting": ("sidecar", {"config": {"max_drafts": 2}}, ["/config", "'max_drafts' not allowed"]),
+    "a setting of the wrong kind": ("sidecar", {"config": {"maxDrafts": "many"}}, ["/config/maxDrafts", "integer"]),
+    "a setting that is too small": ("sidecar", {"config": {"maxDrafts": 0}}, ["/config/maxDrafts", "minimum"]),
+    "a quantity of Kubernetes'": ("sidecar", {"config": {"kvBytes": "4Gi"}}, ["/config/kvBytes", "4Gi", "GiB"]),
+    "a socket path that is too long": ("sidecar", {"socket": {"directory": "/" + "d" * 90}}, ["/socket/directory"]),
+    "root": ("sidecar", {"runAsUser": 0}, ["/runAsUser", "minimum"]),
+    "a path out of the volume": ("sidecar", {"model": {"head": "/etc"}}, ["/model/head"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values_are_refused_in_words_that_help(name):
+    shape, changes, words = WRONG[name]
+    said = refused(merged(shape_values(shape), changes))
+    assert [word for word in words if word not in said] == [], said
+
+
+def test_dra_is_refused_where_kubernetes_has_no_v1_of_it():
+    assert "1.34" in refused(shape_values("sidecar"), version="1.33")
+    assert objects(merged(shape_values("sidecar"), DEVICE_PLUGIN), version="1.33")
+
+
+def test_the_sidecar_and_its_target_share_gpu_sockets_and_user():
+    found = objects(shape_values("sidecar"))
+    pod = one(found, "Deployment")["spec"]["template"]["spec"]
+    (drafter,), (target,) = pod["initContainers"], pod["containers"]
+    assert (drafter["restartPolicy"], drafter["name"], target["name"]) == ("Always", "drafter", "target")
+    assert drafter["resources"]["claims"] == target["resources"]["claims"] == [{"name": "gpu"}]
+    claim = {"name": "gpu", "resourceClaimTemplateName": one(found, "ResourceClaimTemplate")["metadata"]["name"]}
+    assert pod["resourceClaims"] == [claim]
+    sockets = {"name": "sockets", "mountPath": "/run/specdraft"}
+    assert sockets in drafter["volumeMounts"]
+    assert sockets in target["volumeMounts"]
+    for container in (drafter, target):
+        assert "runAsUser" not in container["securityContext"]  # the pod's, for both
+    assert not {"hostPID", "hostIPC", "hostNetwork"} & set(pod)
+    assert "startupProbe" in drafter
+    assert "readinessProbe" not in drafter  # a pod whose drafter fails answers all the same
+
+
+def test_probes_ask_for_what_they_are_for_and_exec_probes_less_often():
+    grpc = containers(pods(objects(values_of("deployment")))["release-drafter-service"])["drafter"]
+    services = {kind: grpc[f"{kind}Probe"]["grpc"].get("service", "") for kind in ("startup", "readiness", "liveness")}
+    assert services == {"startup": "", "readiness": "", "liveness": LIVENESS}
+    values = merged(values_of("deployment"), {"probes": {"kind": "exec"}})
+    slow = containers(pods(objects(values))["release-drafter-service"])["drafter"]
+    command = slow["livenessProbe"]["exec"]["command"]
+    assert _parser().parse_args(command[1:]).service == LIVENESS
+    assert slow["livenessProbe"]["periodSeconds"] > grpc["livenessProbe"]["periodSeconds"]
+    assert float(command[command.index("--timeout-s") + 1]) < slow["livenessProbe"]["timeoutSeconds"]
+    assert environment(objects(values))["SPECDRAFT_HEALTH_PORT"] == "off"
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_no_container_has_both_a_claim_and_a_limit_for_a_gpu(name):
+    for pod in pods(objects(values_of(name))).values():
+        for container in containers(pod).values():
+            resources = container.get("resources", {})
+            assert not (resources.get("claims") and "nvidia.com/gpu" in resources.get("limits", {}))
+
+
+@pytest.mark.parametrize("name", [name for name, (shape, _) in COMBINATIONS.items() if shape != "library"])
+def test_every_root_file_system_of_the_drafter_is_read_only_and_no_token_is_mounted(name):
+    found = objects(values_of(name))
+    for pod in pods(found).values():
+        drafter = containers(pod).get("drafter")
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        if drafter:
+            assert drafter["securityContext"]["readOnlyRootFilesystem"] is True
+            assert {"kernel-cache", "scratch", "sockets"} <= {mount["name"] for mount in drafter["volumeMounts"]}
+    assert one(found, "ServiceAccount")["automountServiceAccountToken"] is False
+
+
+def test_the_key_of_the_service_is_mounted_into_the_service_alone():
+    found = objects(merged(shape_values("paired"), MTLS))
+    has_key = {name: any("secret" in volume for volume in pod["spec"]["volumes"]) for name, pod in pods(found).items()}
+    assert has_key == {"release-drafter-service": True, "release-drafter-service-target": False}
+
+
+def test_a_pair_shares_one_named_claim():
+    found = objects(shape_values("paired"))
+    name = one(found, "ResourceClaim")["metadata"]["name"]
+    assert [pod["spec"]["resourceClaims"] for pod in pods(found).values()] == [
+        [{"name": "gpu", "resourceClaimName": name}]
+    ] * 2
+
+
+def test_services_keep_a_target_with_the_replica_or_node_that_has_its_sequences():
+    assert one(objects(values_of("deployment")), "Service")["spec"]["sessionAffinity"] == "ClientIP"
+    assert one(objects(values_of("node over TCP")), "Service")["spec"]["internalTrafficPolicy"] == "Local"
+    headless = one(objects(values_of("deployment, headless")), "Service")["spec"]
+    assert (headless["clusterIP"], "sessionAffinity" in headless) == ("None", False)
+
+
+def test_objects_of_the_prometheus_operator_are_made_only_where_it_is():
+    values = values_of("sidecar, watched")
+    kinds = {item["kind"] for item in objects(values, apis=[MONITORING])}
+    assert {"PodMonitor", "PrometheusRule", "ConfigMap"} <= kinds
+    kinds = {item["kind"] for item in objects(values)}
+    assert not {"PodMonitor", "PrometheusRule"} & kinds
+
+
+def test_selectors_select_the_drafters_pods():
+    for name in ("sidecar, watched", "deployment, scaled", "node over TCP"):
+        found = objects(merged(values_of(name), EVERYTHING_WATCHED), apis=[MONITORING])
+        labels = pods(found)["release-drafter-service"]["metadata"]["labels"]
+        selectors = [one(found, "PodMonitor")["spec"]["selector"]["matchLabels"]]
+        selectors += [item["spec"]["podSelector"]["matchLabels"] for item in found if item["kind"] == "NetworkPolicy"]
+        selectors += [item["spec"]["selector"] for item in found if item["kind"] == "Service"]
+        selectors += [
+            item["spec"]["selector"]["matchLabels"] for item in found if item["kind"] in {"Deployment", "DaemonSet"}
+        ]
+        assert all(selector.items() <= labels.items() for selector in selectors)
+
+
+def environment(found, pod="release-drafter-service"):
+    return {item["name"]: item["value"] for item in containers(pods(found)[pod])["drafter"]["env"]}
+
+
+def test_settings_reach_the_service_by_their_environment_variables():
+    config = {"maxDrafts": 4, "carryShare": 0.25, "drainS": 60, "messageBytes": 8388608, "draftVocab": "first:1024"}
+    found = objects(merged(values_of("deployment"), {"config": config}))
+    variables = environment(found)
+    assert variables["SPECDRAFT_MAX_DRAFTS"] == "4"
+    assert variables["SPECDRAFT_CARRY_SHARE"] == "0.25"
+    assert variables["SPECDRAFT_MESSAGE_BYTES"] == "8388608"
+    assert variables["SPECDRAFT_DRAFT_VOCAB"] == "first:1024"
+    assert variables["SPECDRAFT_TLS_CERT"] == "/etc/specdraft/tls/tls.crt"
+    assert "SPECDRAFT_MAX_BATCH" not in variables
+    assert pods(found)["release-drafter-service"]["spec"]["terminationGracePeriodSeconds"] == 70
+
+
+def test_a_parent_chart_puts_the_sidecar_into_a_pod_of_its_own(tmp_path):
+    shutil.copytree(CHART, tmp_path / "charts" / "drafter-service", ignore=shutil.ignore_patterns("docs"))
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: parent, version: 1.0.0}", encoding="utf-8")
+    (tmp_path / "templates" / "pod.yaml").write_text(PARENT_POD, encoding="utf-8")
+    found = objects({"drafter-service": shape_values("library")}, chart=tmp_path)
+    assert schema_complaints(found, KUBERNETES[0], tmp_path / "all.yaml") == []
+    pod = one(found, "Deployment")["spec"]["template"]["spec"]
+    assert pod["initContainers"][0]["restartPolicy"] == "Always"
+    claim = one(found, "ResourceClaimTemplate")["metadata"]["name"]
+    assert pod["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": claim}]
+    assert security_complaints(found) == []
+
+
+PARENT_POD = """
+{{- $drafter := index .Subcharts "drafter-service" }}
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: mine}
+spec:
+  selector: {matchLabels: {app: mine}}
+  template:
+    metadata: {labels: {app: mine}}
+    spec:
+      securityContext: {{- include "drafter-service.podSecurity" $drafter | nindent 8 }}
+      resourceClaims: {{- include "drafter-service.claims" $drafter | nindent 8 }}
+      initContainers: {{- include "drafter-service.sidecar" $drafter | nindent 8 }}
+      containers:
+        - name: target
+          image: target:1
+          resources: {claims: [{name: gpu}]}
+          securityContext: {{- include "drafter-service.containerSecurity" true | nindent 12 }}
+          volumeMounts: {{- include "drafter-service.targetMounts" $drafter | nindent 12 }}
+      volumes: {{- include "drafter-service.volumes" $drafter | nindent 8 }}
+"""
+
+
+def notes(values, directory):
+    """NOTES.txt as a user sees it: `helm template` does not show it."""
+    chart = directory / "chart"
+    if not chart.exists():
+        shutil.copytree(CHART, chart, ignore=shutil.ignore_patterns("docs"))
+        shutil.move(chart / "templates" / "NOTES.txt", chart / "notes.txt")
+        page = 'apiVersion: v1\nkind: Notes\nmetadata: {name: n}\ntext: {{ tpl (.Files.Get "notes.txt") . | quote }}\n'
+        (chart / "templates" / "notes.yaml").write_text(page, encoding="utf-8")
+    return one(objects(values, chart=chart), "Notes")["text"]
+
+
+def test_notes_tell_the_next_step_and_warn_of_what_shares_fate(tmp_path):
+    told = {name: notes(values_of(name), tmp_path) for name in COMBINATIONS}
+    for name, text in told.items():
+        assert ("include" if name == "library" else "rollout status") in text, name
+        assert ("MPS shares fate" in text) == (name == "sidecar with MPS")
+    assert "device plugin cannot give one GPU to two containers" in told["sidecar, device plugin"]
+    assert "install -d" in told["node"]
+    assert "no PodMonitor" in told["sidecar, watched"]
+    assert "whoever reaches the port" in told["deployment, insecure"]
+
+
+def test_the_dashboard_and_the_rules_arrive_as_they_are_in_the_chart():
+    found = objects(values_of("sidecar, watched"), apis=[MONITORING])
+    stored = json.loads((CHART / "dashboards" / "specdraft.json").read_text(encoding="utf-8"))
+    assert json.loads(one(found, "ConfigMap")["data"]["specdraft.json"]) == stored
+    rules = yaml.safe_load((CHART / "alerts" / "rules.yaml").read_text(encoding="utf-8"))
+    assert one(found, "PrometheusRule")["spec"] == rules
+
+
+def test_mps_is_asked_of_nvidias_driver_whatever_class_chooses_the_gpu():
+    changes = {"gpu": {"dra": {"deviceClassName": "small.example"}, "mps": {"enabled": True}}}
+    found = objects(merged(shape_values("sidecar"), changes))
+    devices = one(found, "ResourceClaimTemplate")["spec"]["spec"]["devices"]
+    assert devices["requests"][0]["exactly"]["deviceClassName"] == "small.example"
+    (config,) = devices["config"]
+    assert config["opaque"]["driver"] == "gpu.nvidia.com"
+    assert config["opaque"]["parameters"]["sharing"] == {"strategy": "MPS"}
