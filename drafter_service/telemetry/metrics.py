@@ -15,7 +15,7 @@ BUCKETS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 STAGES = ("queue", "device", "reply")
 STOPS = ("COMPLETE", "NOT_ASKED", "CONFIDENCE", "GRAMMAR", "POSITION_LIMIT", "PAGES")
-MEMORY_KINDS = ("inline", "host")
+MEMORY_KINDS = ("inline", "host", "cuda")
 SESSION_ENDS = ("closed", "expired", "shutdown")
 ROW_KINDS = ("exact", "approximate")
 CARRY_ENDS = ("taken", "installed", "freed", "lost", "expired", "evicted")
@@ -150,7 +150,7 @@ class Metrics:
         self._note(self._stages[stage].observe, seconds)
 
     def session_opened(self, memory: str) -> None:
-        """A session was opened; `memory` is "inline" or "host"."""
+        """A session was opened; `memory` is "inline", "host" or "cuda"."""
         self._sessions_opened[memory].inc()
 
     def session_ended(self, reason: str) -> None:

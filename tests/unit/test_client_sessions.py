@@ -73,7 +73,7 @@ def test_memory_is_shared_where_that_is_possible(tmp_path, memory, offered, expe
         assert client.memory_kind is expected
 
 
-@pytest.mark.parametrize("options", [{"hidden_dtype": "float64"}, {"memory": "cuda"}, {"timeout_s": 0}])
+@pytest.mark.parametrize("options", [{"hidden_dtype": "float64"}, {"memory": "gpu"}, {"timeout_s": 0}])
 def test_options_that_are_wrong_by_themselves_are_refused_at_once(options):
     with pytest.raises(ValueError):
         Client("unix:///nowhere", **options)
