@@ -70,7 +70,7 @@ class LaneDesk:
     """Takes rounds with tickets, and keeps other calls about their sequences waiting until they are entered.
 
     Args:
-        engine: whose thread plans, launches and enters.
+        engine: with whose turn rounds are planned, launched and entered.
         head: computes.
         pool: remembers.
         reasons: error reasons by their numbers.
@@ -142,13 +142,20 @@ class LaneDesk:
             self._pending.update((write.session_id, write.sequence_id) for write in writes)
         self._later(partial(self._plan, context, ticket, writes, on_done))
 
+    def accept(self, call: Call) -> None:
+        """`Engine.accept`, as soon as no round of the call's sequences is under way."""
+        self._hand_over(call, self._engine.accept)
+
     def submit(self, call: Call) -> None:
         """`Engine.submit`, as soon as no round of the call's sequences is under way."""
+        self._hand_over(call, self._engine.submit)
+
+    def _hand_over(self, call: Call, take: Callable[[Call], None]) -> None:
         with self._lock:
             if any(self._blocks(operation) for operation in call.operations):
                 self._parked.append(call)
                 return
-        self._engine.submit(call)
+        take(call)
 
     def close(self) -> None:
         """Releases what is left; the engine has ended."""
@@ -179,7 +186,7 @@ class LaneDesk:
     def _later(self, action: Callable[[], None]) -> None:
         self._engine.submit(Call([Task(b"", b"", partial(self._guarded, action))], 0.0, math.inf, lambda _: None))
 
-    # From here on everything runs in the engine's thread.
+    # From here on everything runs with the engine's turn.
 
     @torch.inference_mode()
     def _plan(

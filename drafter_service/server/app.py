@@ -323,7 +323,7 @@ class Service:
                 self._servicer.end_session(session, "expired")
             self._servicer.cut_streams()
             self._servicer.expire_carries()
-            self.metrics.enter_noted()  # a scrape of some names alone does not
+            self.metrics.notes.enter_all()  # a scrape of some names alone does not
             self._health.check()
             self.assembly.check_device()
         for session in self.assembly.sessions.pop_all():

@@ -134,7 +134,7 @@ class Calls:
             if self.lanes is None:
                 self._engine.accept(call)
             else:
-                self.submit(call)
+                self.lanes.desk.accept(call)
 
     def _begin_aside(self, session: Session, request: Message, on_done: Callable[[Answerable], None]) -> bool:
         """Begins what is no operation of the engine's; False = it is one."""
@@ -150,7 +150,7 @@ class Calls:
         return True
 
     def submit(self, call: ops.Call) -> None:
-        """Hands a call to the engine, behind the rounds of its sequences that only the device knows yet."""
+        """Asks for a call that no request stands for, behind the rounds that only the device knows yet."""
         if self.lanes is None:
             self._engine.submit(call)
         else:

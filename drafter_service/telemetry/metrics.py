@@ -25,7 +25,7 @@ MAX_NOTED = 4096
 """Events that may wait for the next scrape before somebody has to enter them."""
 
 
-class _Notes(Collector):
+class Notes(Collector):
     """What the hot path saw, entered when somebody looks: to note costs a tenth of what it costs to count.
 
     The first collector of the registry, so that all others are up to date when they are asked.
@@ -65,14 +65,16 @@ class Metrics:
     Args:
         registry: where they are scraped from.
         max_drafts: K_max; bounds the label `draft_index`.
+
+    Attributes:
+        notes: what has been told and not entered yet.
     """
 
     def __init__(self, registry: CollectorRegistry, max_drafts: int) -> None:
         self.registry = registry
-        notes = _Notes()
-        registry.register(notes)
-        self._note = notes.note
-        self.enter_noted = notes.enter_all
+        self.notes = Notes()
+        registry.register(self.notes)
+        self._note = self.notes.note
         self._rpc_seconds = self._histogram(
             "rpc_duration_seconds", "Time from a call's arrival to its answer.", ("method", "code")
         )

@@ -230,12 +230,13 @@ class Drive:
         return self._ended(error)
 
     def _ended(self, error: SpecdraftError | None) -> tuple[After, SpecdraftError | None]:
-        for listener in self._break_listeners:
-            listener()
         with self._lock:
             if threading.current_thread() is not self._reader:
                 return After.GIVE_UP, error
             self._stream = None
+        for listener in self._break_listeners:
+            listener()
+        with self._lock:
             self._end_sending()
             return self._reattachment.ended(error, time.monotonic()), error
 
