@@ -84,9 +84,9 @@ bench-clients: $(VENV)/.stamp $(GO_READY) ## Propose over Drive from Go and Pyth
 # that have GPU tests are collected, so that packages which the others need may be missing.
 .PHONY: test-gpu
 test-gpu: export OMP_NUM_THREADS := 1
-test-gpu: export PYTHONPATH := .:kernels:clients/python:tests
+test-gpu: export PYTHONPATH := .:kernels:clients/python:tests:$(PYTHONPATH)
 test-gpu: ## the tests that need a GPU, with $(PYTHON) as it is
-	files=$$(grep -rlE --include='test_*.py' 'mark\.gpu' tests) || { echo 'no test is marked gpu' >&2; exit 1; }; \
+	files=$$(grep -rlE --include='test_*.py' 'mark\.gpu|kernel_backends' tests) || { echo 'no test is marked gpu' >&2; exit 1; }; \
 	$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $$files
 
 # $(1): the folder that gets clients/python and clients/go. One protoc call makes both languages; the gRPC modules of

@@ -176,7 +176,7 @@ def _add_demo(commands: _Commands) -> None:
 
 
 def _add_bench(commands: _Commands) -> None:
-    bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry, sessions, metrics")
+    bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry, sessions, metrics, tax, step")
     kinds = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     rpc = kinds.add_parser("rpc", help="round trips beside a bare gRPC echo and the head's own forward")
     rpc.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
@@ -204,8 +204,34 @@ def _add_bench(commands: _Commands) -> None:
     metrics = kinds.add_parser("metrics", help="what counting costs beside the head's forward")
     metrics.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
     metrics.set_defaults(run=_bench, measure=_bench_metrics)
-    for kind in (rpc, acceptance, carry, sessions, metrics):
+    for kind in (rpc, acceptance, carry, sessions, metrics, *_add_gpu_benches(kinds)):
         kind.add_argument("--json", action="store_true", help="print the result as it is committed")
+
+
+def _add_gpu_benches(kinds: _Commands) -> tuple[_Parser, _Parser]:
+    tax = kinds.add_parser("tax", help="GPU: what drafting in another process adds to a target's step")
+    tax.add_argument("--modes", nargs="+", choices=("timesliced", "mps", "peer"), default=("timesliced", "mps"))
+    tax.add_argument(
+        "--verify-ms", type=_seconds, nargs="+", default=(2.0, 6.0, 12.0), help="lengths of the verify (default 2 6 12)"
+    )
+    tax.add_argument(
+        "--steps", type=_count(1, 10_000), default=200, help="steps of each kind in a turn (default %(default)s)"
+    )
+    tax.add_argument("--turns", type=_count(1, 100), default=5, help="alternating turns (default %(default)s)")
+    tax.set_defaults(run=_bench, measure=_bench_tax)
+    step = kinds.add_parser("step", help="GPU: the time of one Propose, eager and as a CUDA graph")
+    step.add_argument("--batches", type=_count(1, 1024), nargs="+", default=(1, 2, 4, 8, 16, 32, 64))
+    step.add_argument("--drafts", type=_count(1, 64), nargs="+", default=(1, 4, 8), help="K (default 1 4 8)")
+    step.add_argument(
+        "--steps", type=_count(1, 10_000), default=50, help="timed runs of each case (default %(default)s)"
+    )
+    step.set_defaults(run=_bench, measure=_bench_step)
+    for kind in (tax, step):
+        kind.add_argument(
+            "--vocab-size", type=_count(0, 1 << 20), default=0, help="of the head; 0 = 151,936 (default %(default)s)"
+        )
+        kind.add_argument("--dry", action="store_true", help="without a GPU, at toy size: the figures mean nothing")
+    return tax, step
 
 
 def _add_acceptance(kinds: _Commands) -> _Parser:
@@ -231,6 +257,8 @@ def _add_acceptance(kinds: _Commands) -> _Parser:
 
 def _serve(flags: argparse.Namespace) -> int:
     config = read_config(flags, os.environ)
+    # Each lane's wait holds a hardware queue; CUDA reads this when it starts.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     # gRPC writes lines of its own about what we say in ours. Read when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from drafter_service.server import Service
@@ -411,6 +439,38 @@ def _bench_carry(flags: argparse.Namespace) -> int:
     figures = carry.measure_carry(few, many, Plan(flags.rounds, flags.calls), tell=_tell)
     command = f"drafter-service bench carry --rows {few} {many} --rounds {flags.rounds} --calls {flags.calls} --json"
     return _report("carry", command, figures, carry.describe, as_json=flags.json)
+
+
+def _bench_tax(flags: argparse.Namespace) -> int:
+    from drafter_service.bench import tax
+    from drafter_service.bench.tax_measure import TaxRun
+
+    run = TaxRun(tuple(flags.verify_ms), flags.steps, flags.turns, vocab_size=flags.vocab_size, dry=flags.dry)
+    try:
+        figures = tax.measure_tax(tax.TaxPlan(tuple(flags.modes), run), tell=_tell)
+    except tax.TaxError as error:
+        raise ConfigError(str(error)) from error
+    words = ["--modes", *flags.modes, "--verify-ms", *(f"{one:g}" for one in flags.verify_ms)]
+    words += ["--steps", str(flags.steps), "--turns", str(flags.turns), "--vocab-size", str(flags.vocab_size)]
+    command = f"drafter-service bench tax {' '.join(words)}{' --dry' if flags.dry else ''} --json"
+    return _report("tax", command, figures, tax.describe, as_json=flags.json)
+
+
+def _bench_step(flags: argparse.Namespace) -> int:
+    from drafter_service.bench import step
+
+    plan = step.StepPlan(
+        tuple(flags.batches),
+        tuple(flags.drafts),
+        rows=8 if flags.dry else step.StepPlan().rows,
+        num_steps=flags.steps,
+        vocab_size=flags.vocab_size,
+        dry=flags.dry,
+    )
+    figures = step.measure_step(plan, tell=_tell)
+    sizes = f"--batches {' '.join(map(str, flags.batches))} --drafts {' '.join(map(str, flags.drafts))}"
+    command = f"drafter-service bench step {sizes} --steps {flags.steps}{' --dry' if flags.dry else ''} --json"
+    return _report("step", command, figures, step.describe, as_json=flags.json)
 
 
 def _bench_sessions(flags: argparse.Namespace) -> int:

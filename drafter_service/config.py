@@ -29,16 +29,21 @@ TIME_MAX_S = 1e6
 """Longest time: in milliseconds it fits into the contract's uint32 fields."""
 
 
-LEVERS = ("hidden_source", "recycle", "lm_head", "draft_vocab")
+LEVERS = ("hidden_source", "recycle", "quantization", "lm_head", "draft_vocab")
 """Settings that change what is drafted and never what a target answers: an A/B changes one of them."""
 
 GROUPS = (
-    ("head", None, ("checkpoint", "target_checkpoint", "device", "dtype")),
+    ("head", None, ("checkpoint", "target_checkpoint", "device", "dtype", "runner")),
     ("levers", "change what is drafted, never what the target answers", LEVERS),
     ("listeners", None, ("socket", "listen", "tls_cert", "tls_key", "tls_client_ca", "insecure")),
     ("probes and log", None, ("probe_host", "metrics_port", "health_port", "log_level", "tracing")),
     ("limits", None, ("max_drafts", "max_batch", "max_seq_len", "prefill_rows", "message_bytes", "max_in_flight")),
     ("memory", None, ("page_rows", "kv_bytes", "arena_bytes", "carry_ttl_s", "carry_share")),
+    (
+        "GPU memory",
+        "shared with targets on the same host",
+        ("gpu_arena_bytes", "allow_client_regions", "max_regions", "max_lanes", "ready_timeout_s", "simulated_gpu"),
+    ),
     ("sessions", None, ("lease_s", "grace_s", "drain_s", "max_sessions", "max_sequences")),
     ("threads", None, ("workers", "torch_threads")),
 )
@@ -128,8 +133,14 @@ class ServiceConfig:
     health_port: int | None = _setting(9465, "gRPC health port; 0 = any free one, off = none", parse_port)
     device: str = _setting("auto", "cpu or cuda:N; auto = the first GPU if there is one", str)
     dtype: str = _setting("auto", "float32, bfloat16, or auto = float32 on a CPU, as stored on a GPU", str)
+    runner: str = _setting("auto", "eager or graph (CUDA graphs); auto = graph on a GPU, eager on a CPU", str)
     hidden_source: str = _setting("auto", "pre_norm or post_norm; auto = what the head was trained on", str)
     recycle: str = _setting("auto", "state that feeds the next draft: pre_norm or post_norm; auto = the family's", str)
+    quantization: str = _setting(
+        "as-stored",
+        "what the projections are rounded to: as-stored, fp8 (all) or nvfp4 (all but the joining one, k and v)",
+        str,
+    )
     lm_head: str = _setting(
         "auto",
         "what the LM head is rounded to: as-stored, float32, bf16, fp8 or nvfp4; auto = nvfp4 on a GPU, else as-stored",
@@ -148,6 +159,14 @@ class ServiceConfig:
     kv_bytes: int = _setting(0, "KV pool, for example 4GiB; required on a GPU, 0 = 256MiB on a CPU", parse_bytes)
     arena_bytes: int = _setting(256 * MIB, "most shared memory of one session", parse_bytes)
     message_bytes: int = _setting(4 * MIB, "largest message in either direction", parse_bytes)
+    gpu_arena_bytes: int = _setting(1024 * MIB, "most GPU memory of all sessions' arenas", parse_bytes)
+    allow_client_regions: bool = _setting(False, "open GPU memory that clients export", parse_bool)
+    max_regions: int = _setting(16, "most regions of a session", int)
+    max_lanes: int = _setting(1, "most lanes of a session, released ones not counted", int)
+    ready_timeout_s: float = _setting(2.0, "a lane whose verify has not ended by then is released", float)
+    simulated_gpu: Path | None = _setting(
+        None, "directory whose files play a GPU's memory, with --device cpu; for tests and dry runs", Path
+    )
     carry_ttl_s: float = _setting(300.0, "a carry is given up after this", float)
     carry_share: float = _setting(0.5, "most of the KV pool that carries may hold before the oldest ones go", float)
     lease_s: float = _setting(30.0, "a session ends this long after its last call", float)
@@ -189,14 +208,16 @@ class ServiceConfig:
             if value < 0 or (value == 0 and item.name not in may_be_zero):
                 raise ConfigError(f"{flag_of(item)} {value} is too small")
             limit = TIME_MAX_S if isinstance(value, float) else COUNT_MAX
-            if item.name not in {"kv_bytes", "arena_bytes"} and not value <= limit:
+            if item.name not in {"kv_bytes", "arena_bytes", "gpu_arena_bytes"} and not value <= limit:
                 raise ConfigError(f"{flag_of(item)} {value} is too large; at most {limit:.0f}")
 
     def _check_choices(self) -> None:
         choices = {
             "dtype": ("auto", "float32", "bfloat16"),
+            "runner": ("auto", "eager", "graph"),
             "hidden_source": ("auto", "pre_norm", "post_norm"),
             "recycle": ("auto", "pre_norm", "post_norm"),
+            "quantization": ("as-stored", "fp8", "nvfp4"),
             "lm_head": ("auto", "as-stored", "float32", "bf16", "fp8", "nvfp4"),
             "log_level": ("debug", "info", "warning", "error"),
         }

@@ -59,6 +59,7 @@ class Books:
         max_batch: int = 8,
         limits: CarryLimits | None = None,
         *,
+        wrap_runner=lambda runner, head, pool: runner,
         borrows: bool = False,
     ) -> None:
         layout = head.kv_layout()
@@ -73,7 +74,7 @@ class Books:
         vault = Vault(self.allocator, limits or CarryLimits(300.0, num_pages), metrics, lambda: self.now)
         identity = HeadIdentity(head.fingerprint, page_rows)
         self.ledger = Ledger(self.allocator, identity, vault, metrics, self.pool.copy_page)
-        self.runner = EagerRunner(head, self.pool)
+        self.runner = wrap_runner(EagerRunner(head, self.pool), head, self.pool)
         self.engine = Engine(
             self.ledger,
             Scheduler(max_batch, 64),

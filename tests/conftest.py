@@ -1,5 +1,6 @@
 """What holds for every test: one thread, reproducible examples, and no skip that goes unseen."""
 
+import logging
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the tests share few cores
@@ -63,3 +64,13 @@ def pytest_make_collect_report(collector):
 def pytest_runtest_makereport(item, call):
     outcome = yield
     fail_if_skipped_in_ci(outcome.get_result())
+
+
+@pytest.fixture(autouse=True)
+def the_service_logs_as_before():
+    """`serve`, run in this process, sends the service's log elsewhere, and no later test would see it."""
+    logger = logging.getLogger("drafter_service")
+    propagates, level, handlers = logger.propagate, logger.level, logger.handlers[:]
+    yield
+    logger.propagate, logger.handlers[:] = propagates, handlers
+    logger.setLevel(level)

@@ -17,16 +17,13 @@ def random(*shape, seed=0, dtype=torch.float32, device="cpu", scale=1.0):
 
 
 def on(device, value):
-    """A tensor, or a dataclass of tensors and numbers, on a device."""
+    """A tensor, or a dataclass of tensors and numbers, on a device; None stays."""
     if torch.is_tensor(value):
         return value.to(device)
     if value is None:
         return None
-    return type(value)(**{name: on_device(device, part) for name, part in vars(value).items()})
-
-
-def on_device(device, part):
-    return part.to(device) if torch.is_tensor(part) else part
+    parts = {name: part.to(device) if torch.is_tensor(part) else part for name, part in vars(value).items()}
+    return type(value)(**parts)
 
 
 def unwritten(*shape, dtype=torch.float32, device="cpu"):

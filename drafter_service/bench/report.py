@@ -45,7 +45,14 @@ def make_report(name: str, command: str, figures: Mapping[str, Any]) -> Report:
     """A report of figures measured here and now."""
     versions = {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
-    return Report(name, cpu_name(), versions, today, command, figures)
+    return Report(name, device_name(), versions, today, command, figures)
+
+
+def device_name() -> str:
+    """The first GPU, where there is one, and the processor."""
+    import torch
+
+    return f"{torch.cuda.get_device_name(0)}, {cpu_name()}" if torch.cuda.is_available() else cpu_name()
 
 
 def cpu_name() -> str:

@@ -59,6 +59,11 @@ class DeviceWatch:
         finally:
             self.last_run = began, self._clock()
 
+    def give_up(self) -> None:
+        """Somebody else found the device lost."""
+        self._on_fault()
+        self.is_lost = True
+
     def probe(self) -> None:
         """Asks the device for a sign of life. Raises what it says."""
         if self._device.type == "cuda":

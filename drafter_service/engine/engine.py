@@ -302,9 +302,10 @@ class Engine:
         for job, plan in planned:
             try:
                 (result,) = self.runner.run([plan.entry])
-            except Exception:  # noqa: BLE001  # as above
+            except Exception as failure:  # noqa: BLE001  # as above
                 _log.exception("an operation failed")
                 error = make_error(Reason.INTERNAL, "the operation failed inside the service")
+                error = failure if isinstance(failure, SpecdraftError) else error
                 fail(self.ledger, plan, error)
                 self._finish(job, Refusal(error, plan.sequence.view()))
             else:

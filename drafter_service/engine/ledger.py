@@ -27,6 +27,7 @@ from drafter_service.engine.operations import (
     Read,
     Take,
     Taken,
+    Task,
     Truncate,
     Viewed,
     Written,
@@ -103,6 +104,7 @@ class Ledger:
             ListCarries: self._list_carries,
             Expire: self._expire,
             CloseSession: self._close_session,
+            Task: self._do_task,
         }
 
     def apply(self, operation: Operation) -> Answer:
@@ -275,6 +277,11 @@ class Ledger:
 
     def _expire(self, _: Expire) -> Answer:
         self.vault.expire()
+        return Done()
+
+    @staticmethod
+    def _do_task(operation: Task) -> Answer:
+        operation.action()
         return Done()
 
     def _close_session(self, operation: CloseSession) -> Answer:

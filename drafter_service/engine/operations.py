@@ -235,6 +235,30 @@ class CloseSession(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class LaneWrite(NumberedOperation):
+    """One entry of a `Propose` with a lane ticket: its pairs are in an arena slot, and only the device knows them.
+
+    Attributes:
+        slot: of the session's arena; its outputs go there too.
+        num_drafts: K.
+        min_logprob: stop after the first draft below it; None = do not stop.
+        accepted_drafts: as for WriteWish.
+    """
+
+    slot: int
+    num_drafts: int
+    min_logprob: float | None
+    accepted_drafts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Task(Operation):
+    """Something of the service's own to be done in the engine's thread; session_id and sequence_id are empty."""
+
+    action: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """Answer to a Write that worked.
 

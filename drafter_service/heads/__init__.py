@@ -11,7 +11,7 @@ from drafter_service.heads.checkpoint import Checkpoint, CheckpointError, Stored
 from drafter_service.heads.config import HeadConfig, read_config
 from drafter_service.heads.draft_vocab import DraftVocabulary
 from drafter_service.heads.inspect import as_json, describe
-from drafter_service.heads.levers import LmHeadPrecision
+from drafter_service.heads.levers import BodyPrecision, LmHeadPrecision
 from drafter_service.heads.plan import HeadPlan, PlannedTensor, plan_head
 from drafter_service.heads.provenance import ResolvedValue
 from drafter_service.heads.record import ArchitectureRecord, HiddenSource, RecycleSource
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArchitectureRecord",
+    "BodyPrecision",
     "Checkpoint",
     "CheckpointError",
     "DraftVocabulary",

@@ -10,7 +10,7 @@ import mmap
 from dataclasses import asdict
 from typing import Final
 
-from drafter_service.heads.levers import LmHeadPrecision
+from drafter_service.heads.levers import BodyPrecision, LmHeadPrecision
 from drafter_service.heads.plan import HeadPlan
 
 DIGEST_BYTES: Final = 16
@@ -20,7 +20,7 @@ _WITHOUT_EFFECT: Final = ("model_type", "max_position", "tie_word_embeddings")
 
 
 def head_fingerprint(plan: HeadPlan) -> str:
-    """Hex BLAKE2b over what is computed (record, sizes, dtype, LM head) and every byte of every tensor used.
+    """Hex BLAKE2b over what is computed (record, sizes, dtype, precisions) and every byte of every tensor used.
 
     The plan's LM head precision is resolved; as stored and uncut, it adds nothing.
 
@@ -34,6 +34,8 @@ def head_fingerprint(plan: HeadPlan) -> str:
     if plan.lm_head is not LmHeadPrecision.AS_STORED or plan.draft_vocab is not None:
         ids = None if plan.draft_vocab is None else plan.draft_vocab.ids
         digest.update(json.dumps([plan.lm_head, ids]).encode())
+    if plan.quantization is not BodyPrecision.AS_STORED:
+        digest.update(json.dumps(["quantization", plan.quantization]).encode())
     for tensor in plan.tensors:
         stored = tensor.stored
         digest.update(json.dumps([tensor.role, tensor.layer, stored.dtype, tensor.shape]).encode())

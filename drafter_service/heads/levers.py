@@ -23,6 +23,42 @@ class LmHeadPrecision(StrEnum):
     NVFP4 = "nvfp4"
 
 
+class BodyPrecision(StrEnum):
+    """What the projections are rounded to before they are used."""
+
+    AS_STORED = "as-stored"
+    # All of them, with a scale a row.
+    FP8 = "fp8"
+    # Not the joining projection, k and v: rows of K/V are made by these alone, and acceptance feels them most.
+    NVFP4 = "nvfp4"
+
+
+_NVFP4_ROLES: Final = frozenset({"q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+_FP8_ROLES: Final = _NVFP4_ROLES | {"join_proj", "k_proj", "v_proj"}
+
+
+def is_rounded(role: str, precision: BodyPrecision) -> bool:
+    """Whether a tensor of that role is rounded."""
+    match precision:
+        case BodyPrecision.FP8:
+            return role in _FP8_ROLES
+        case BodyPrecision.NVFP4:
+            return role in _NVFP4_ROLES
+        case _:
+            return False
+
+
+def check_body(precision: BodyPrecision, config: HeadConfig) -> None:
+    """Raises CheckpointError if the projections cannot have that precision."""
+    widths = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
+    for width in widths if precision is BodyPrecision.NVFP4 else ():
+        if width % _BLOCK_SIZE:
+            raise CheckpointError(
+                f"--quantization {precision}: a projection's {width} inputs are not a multiple of {_BLOCK_SIZE},"
+                " the block of NVFP4"
+            )
+
+
 def check_lm_head(precision: LmHeadPrecision | None, hidden_size: int) -> None:
     """Raises CheckpointError if this LM head cannot have that precision. None, for auto, always fits."""
     if precision is LmHeadPrecision.NVFP4 and hidden_size % _BLOCK_SIZE:
@@ -40,13 +76,18 @@ def resolve_lm_head(precision: LmHeadPrecision | None, device_type: str, hidden_
 
 
 def describe_levers(
-    config: HeadConfig, precision: LmHeadPrecision, lm_head_error: float, draft_vocab: DraftVocabulary | None
+    config: HeadConfig,
+    precision: LmHeadPrecision,
+    lm_head_error: float,
+    draft_vocab: DraftVocabulary | None,
+    quantization: BodyPrecision = BodyPrecision.AS_STORED,
 ) -> Mapping[str, str]:
     """Every lever of a loaded head by name, resolved. `lm_head_error` is relative to the LM head as it is stored."""
     return {
         "hidden_source": config.hidden_source.value,
         "recycle": config.recycle.value,
         "dtype": config.dtype,
+        "quantization": quantization.value,
         "lm_head": precision.value,
         "lm_head_error": f"{lm_head_error:.2g}",
         "draft_vocab": "all" if draft_vocab is None else draft_vocab.name,

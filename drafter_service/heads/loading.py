@@ -7,8 +7,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from drafter_service.heads.body import round_projection
 from drafter_service.heads.fingerprint import head_fingerprint
-from drafter_service.heads.levers import LmHeadPrecision, describe_levers, resolve_lm_head
+from drafter_service.heads.levers import BodyPrecision, LmHeadPrecision, describe_levers, resolve_lm_head
 from drafter_service.heads.lm_head import LmHead, make_lm_head
 from drafter_service.heads.mtp import MtpHead
 from drafter_service.heads.plan import HeadPlan, PlannedTensor, plan_head
@@ -26,6 +27,7 @@ def load_head(
     recycle: RecycleSource | None = None,
     lm_head: LmHeadPrecision | None = LmHeadPrecision.AS_STORED,
     draft_vocab: str = "all",
+    quantization: BodyPrecision = BodyPrecision.AS_STORED,
 ) -> MtpHead:
     """Plans and loads a head in one go. `dtype` is torch.float32, torch.bfloat16 or None for the stored type.
 
@@ -40,12 +42,13 @@ def load_head(
         recycle=recycle,
         lm_head=lm_head,
         draft_vocab=draft_vocab,
+        quantization=quantization,
     )
     return load_planned_head(plan, torch.device(device))
 
 
 def load_planned_head(plan: HeadPlan, device: torch.device) -> MtpHead:
-    """Reads a plan's tensors onto a device, and rounds and cuts the LM head as the plan says."""
+    """Reads a plan's tensors onto a device, rounds them, and cuts the LM head, as the plan says."""
     precision = resolve_lm_head(plan.lm_head, device.type, plan.config.hidden_size)
     plan = replace(plan, lm_head=precision)
     loaded = {
@@ -60,7 +63,7 @@ def load_planned_head(plan: HeadPlan, device: torch.device) -> MtpHead:
     )
     draft_ids = None if ids is None else ids.to(device)
     weights = HeadWeights(layers=layers, lm_head=lm_head.table, draft_ids=draft_ids, **own)
-    levers = describe_levers(plan.config, precision, lm_head.relative_error, plan.draft_vocab)
+    levers = describe_levers(plan.config, precision, lm_head.relative_error, plan.draft_vocab, plan.quantization)
     return MtpHead(plan.config, plan.record, weights, head_fingerprint(plan), levers=levers)
 
 
@@ -81,4 +84,4 @@ def _read(tensor: PlannedTensor) -> Tensor:
 def _load(tensor: PlannedTensor, plan: HeadPlan, device: torch.device) -> Tensor:
     rows = _read(tensor)
     dtype = torch.float32 if rows.dim() == 1 else getattr(torch, plan.config.dtype)
-    return rows.to(device=device, dtype=dtype)
+    return round_projection(rows.to(device=device, dtype=dtype), tensor.role, plan.quantization)

@@ -8,11 +8,11 @@ from typing import Final
 from drafter_service.heads.checkpoint import Checkpoint
 from drafter_service.heads.config import ELEMENT_BYTES, ConfigReading, HeadConfig, read_config
 from drafter_service.heads.draft_vocab import DraftVocabulary, read_draft_vocab
-from drafter_service.heads.levers import LmHeadPrecision, check_lm_head
+from drafter_service.heads.levers import BodyPrecision, LmHeadPrecision, check_body, check_lm_head
 from drafter_service.heads.provenance import ResolvedValue
 from drafter_service.heads.record import ArchitectureRecord, HiddenSource, RecycleSource
 from drafter_service.heads.safetensors_header import CheckpointError, StoredTensor
-from drafter_service.heads.tables import find_tables
+from drafter_service.heads.tables import VocabularyTables, find_tables
 
 _ID_BYTES: Final = 8
 STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16"}
@@ -50,6 +50,7 @@ class HeadPlan:
     tied: bool
     lm_head: LmHeadPrecision | None
     draft_vocab: DraftVocabulary | None
+    quantization: BodyPrecision = BodyPrecision.AS_STORED
 
     @property
     def has_own_lm_head(self) -> bool:
@@ -85,6 +86,7 @@ def plan_head(
     recycle: RecycleSource | None = None,
     lm_head: LmHeadPrecision | None = LmHeadPrecision.AS_STORED,
     draft_vocab: str = "all",
+    quantization: BodyPrecision = BodyPrecision.AS_STORED,
 ) -> HeadPlan:
     """Checks a checkpoint, and the target's where the head has no embedding or LM head of its own.
 
@@ -96,29 +98,37 @@ def plan_head(
     opened = Checkpoint.open(checkpoint)
     own = own_tensors(opened, reading)
     tables = find_tables(opened, target_checkpoint, reading)
-    rows = (reading.config.vocab_size, reading.config.hidden_size)
-    planned = (*own, *(PlannedTensor(role, None, stored, rows) for role, stored in tables.stored))
-    for tensor in planned:
-        _check_dtype(tensor.stored)
+    planned = (*own, *_planned_tables(tables, reading.config))
     computed = dtype or own[0].dtype
     if computed not in ELEMENT_BYTES:
         raise CheckpointError(f"cannot compute in {computed}: supported is {' or '.join(ELEMENT_BYTES)}")
+    check_body(quantization, reading.config)
     check_lm_head(lm_head, reading.config.hidden_size)
     directories = (checkpoint,) if target_checkpoint is None else (checkpoint, target_checkpoint)
     chosen = read_draft_vocab(draft_vocab, reading.config.vocab_size, directories)
     origin = "override" if dtype else f"as {own[0].stored.name} is stored"
+    levers = _lever_values(quantization, lm_head, chosen)
     return HeadPlan(
         checkpoint=checkpoint,
         target_checkpoint=target_checkpoint,
         record=reading.record,
         config=replace(reading.config, dtype=computed, tie_word_embeddings=tables.tied),
-        values=(*reading.values, ResolvedValue("dtype", computed, origin), *_lm_head_values(lm_head, chosen)),
+        values=(*reading.values, ResolvedValue("dtype", computed, origin), *levers),
         notes=(*reading.notes, *opened.notes, *tables.notes, *_cast_notes(planned, computed), *_vocab_notes(chosen)),
         tensors=planned,
         tied=tables.tied,
         lm_head=lm_head,
         draft_vocab=chosen,
+        quantization=quantization,
     )
+
+
+def _planned_tables(tables: VocabularyTables, config: HeadConfig) -> tuple[PlannedTensor, ...]:
+    """The vocabulary tables, of which the vocabulary's rows are read. Raises CheckpointError."""
+    for _, stored in tables.stored:
+        _check_dtype(stored)
+    rows = (config.vocab_size, config.hidden_size)
+    return tuple(PlannedTensor(role, None, stored, rows) for role, stored in tables.stored)
 
 
 def weight_element_bytes(tensor: PlannedTensor, computed: str) -> int:
@@ -167,12 +177,12 @@ def _cast_notes(planned: tuple[PlannedTensor, ...], computed: str) -> tuple[str,
     return (f"cast to {computed}: {', '.join(cast)}",) if cast else ()
 
 
-def _lm_head_values(
-    precision: LmHeadPrecision | None, chosen: DraftVocabulary | None
-) -> tuple[ResolvedValue, ResolvedValue]:
+def _lever_values(
+    quantization: BodyPrecision, precision: LmHeadPrecision | None, chosen: DraftVocabulary | None
+) -> tuple[ResolvedValue, ...]:
     lm_head, origin = ("auto", "nvfp4 on a GPU, else as stored") if precision is None else (precision.value, "setting")
-    draft_vocab = "all" if chosen is None else chosen.name
-    return ResolvedValue("lm_head", lm_head, origin), ResolvedValue("draft_vocab", draft_vocab, "setting")
+    values = (("lm_head", lm_head, origin), ("draft_vocab", "all" if chosen is None else chosen.name, "setting"))
+    return (ResolvedValue("quantization", quantization.value, "setting"), *(ResolvedValue(*value) for value in values))
 
 
 def _vocab_notes(chosen: DraftVocabulary | None) -> tuple[str, ...]:

@@ -1,7 +1,20 @@
-"""Memory shared with clients: the host arena, the socket that hands it over, and rows read from it with care."""
+"""Memory shared with clients: arenas in host and GPU memory, regions, lanes, and rows read with care."""
 
 from drafter_service.memory.arena import HostArena, SlotOutputs
+from drafter_service.memory.cuda_arena import CudaArena
 from drafter_service.memory.descriptors import DescriptorServer
 from drafter_service.memory.layout import ArenaLayout, ArenaWish, lay_out
 
-__all__ = ["ArenaLayout", "ArenaWish", "DescriptorServer", "HostArena", "SlotOutputs", "lay_out"]
+__all__ = [
+    "ArenaLayout",
+    "ArenaWish",
+    "CudaArena",
+    "DescriptorServer",
+    "HostArena",
+    "SharedArena",
+    "SlotOutputs",
+    "lay_out",
+]
+
+SharedArena = HostArena | CudaArena
+"""An arena of either kind; also for isinstance."""

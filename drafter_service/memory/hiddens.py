@@ -66,6 +66,20 @@ def hidden_rows(data: bytes | bytearray, dtype: str, width: int, head_dtype: str
     return rows
 
 
+def checked_rows(rows: Tensor, head_dtype: str) -> Tensor:
+    """Private rows [rows, width], on whatever device, in the head's element type.
+
+    Raises:
+        HIDDEN_NOT_FINITE: as `hidden_rows`.
+    """
+    rows = rows.to(DTYPES[head_dtype])
+    finite = torch.isfinite(rows).all(dim=1)
+    if not finite.all():
+        row = int((~finite).nonzero()[0, 0])
+        raise make_error(Reason.HIDDEN_NOT_FINITE, f"hidden row {row} holds NaN or an infinity", row=row)
+    return rows
+
+
 def mask_rows(words: Tensor, vocab_size: int) -> Tensor:
     """Grammar mask words as bool [rows, vocab_size]; bit id % 32 of word id // 32 allows id.
 

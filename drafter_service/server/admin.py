@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
+from drafter_service.server.facts import RUNNERS
 from drafter_service.server.refusals import invalid_field, not_implemented
 from drafter_service.state import Session
 from specdraft.errors import Reason, make_error
-from specdraft.v1 import admin_pb2, admin_pb2_grpc, session_pb2
+from specdraft.v1 import admin_pb2, admin_pb2_grpc
 
 if TYPE_CHECKING:
     from drafter_service.server.assembly import Assembly
@@ -42,11 +43,13 @@ class AdminServicer(admin_pb2_grpc.DrafterAdminServicer):
     def SetRunner(self, request: admin_pb2.SetRunnerRequest, context: grpc.ServicerContext) -> Any:
         """`SetRunner`."""
         del context
-        if request.runner == session_pb2.RUNNER_GRAPH:
-            raise not_implemented("SetRunner to GRAPH")
-        if request.runner != session_pb2.RUNNER_EAGER:
+        kind = {number: kind for kind, number in RUNNERS.items()}.get(request.runner)
+        if kind is None:
             raise invalid_field("runner", request.runner, "EAGER or GRAPH")
-        return admin_pb2.SetRunnerResponse(previous=session_pb2.RUNNER_EAGER)
+        switch = self._assembly().switch
+        if kind not in switch.kinds:
+            raise not_implemented("SetRunner to GRAPH without a GPU")
+        return admin_pb2.SetRunnerResponse(previous=RUNNERS[switch.use(kind)])
 
     def ListSessions(self, request: admin_pb2.ListSessionsRequest, context: grpc.ServicerContext) -> Any:
         """`ListSessions`."""

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from drafter_service.config import ADMIN_SUFFIX, DESCRIPTOR_SUFFIX, ConfigError, ServiceConfig
 from drafter_service.heads import (
+    BodyPrecision,
     CheckpointError,
     HeadPlan,
     HiddenSource,
@@ -112,6 +113,7 @@ class Service:
         assembly = assemble(self.config, plan, self._wrap_runner, self.metrics, self._clock)
         self.assembly = assembly
         self._closers.append(assembly.close)
+        assembly.loss.when_lost(self._lose_device)
         facts = self._facts(plan, assembly, descriptor_socket)
         parts = assembly.parts(facts, SOCKET_MODE, self._start_tracing())
         self._servicer.serve(parts)
@@ -132,6 +134,7 @@ class Service:
                 dtype=dtype,
                 hidden_source=None if config.hidden_source == "auto" else HiddenSource(config.hidden_source),
                 recycle=None if config.recycle == "auto" else RecycleSource(config.recycle),
+                quantization=BodyPrecision(config.quantization),
                 lm_head=None if config.lm_head == "auto" else LmHeadPrecision(config.lm_head),
                 draft_vocab=config.draft_vocab,
             )
@@ -276,6 +279,11 @@ class Service:
             # What is left of the time is for the answers to get out.
             self.assembly.engine.stop(timeout_s=max(self.config.drain_s - STOP_GRACE_S, 0))
 
+    def _lose_device(self) -> None:
+        """Health at once, whoever waits for it; the process ends soon."""
+        self._health.set_serving(False)
+        self._servicer.lose_device()
+
     @property
     def failure(self) -> str:
         """What nothing but a new process helps against: "", or one line."""
@@ -315,7 +323,8 @@ class Service:
                 self._servicer.end_session(session, "expired")
             self._servicer.cut_streams()
             self._servicer.expire_carries()
-            self.metrics.enter_noted()  # a scrape of some names alone does not
+            self.metrics.notes.enter_all()  # a scrape of some names alone does not
             self._health.check()
+            self.assembly.check_device()
         for session in self.assembly.sessions.pop_all():
             self._servicer.end_session(session, "shutdown")

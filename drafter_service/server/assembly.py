@@ -14,20 +14,28 @@ from drafter_service.config import MIB, ConfigError, ServiceConfig
 from drafter_service.engine import Engine, HeadIdentity, Ledger, Scheduler
 from drafter_service.engine.batch import Runner
 from drafter_service.engine.device_watch import DeviceWatch
+from drafter_service.engine.graph_runner import GraphLimits, GraphRunner
 from drafter_service.engine.in_flight import InFlight
+from drafter_service.engine.lane_rounds import LaneDesk
 from drafter_service.engine.runner import EagerRunner
+from drafter_service.engine.switch import RunnerKind, RunnerSwitch
 from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.heads import HeadPlan, MtpHead, load_planned_head
 from drafter_service.memory import DescriptorServer
+from drafter_service.memory.device_loss import DeviceLoss
+from drafter_service.memory.gpu import GpuMemory
 from drafter_service.memory.hiddens import embedding_bytes
 from drafter_service.server.calls import Calls
 from drafter_service.server.facts import ServiceFacts
+from drafter_service.server.gpu import open_gpu
 from drafter_service.server.handshake import Handshake
+from drafter_service.server.lanes import REASONS, LaneCalls
 from drafter_service.server.self_test import SelfTestError, self_test
 from drafter_service.server.servicer import Parts
 from drafter_service.state import PageAllocator, SessionTable
 from drafter_service.state.pool import KvPool, PoolShape
 from drafter_service.telemetry import Metrics, Tracing
+from specdraft.memory import CudaError
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +53,8 @@ class Assembly:
         pool: the KV.
         engine: not started yet.
         device: what the runner's device is known to be worth.
+        switch: the runners.
+        loss: knows whether the device is lost.
         metrics: counts.
         clock: monotonic seconds.
     """
@@ -57,6 +67,8 @@ class Assembly:
         engine: Engine,
         device: DeviceWatch,
         *,
+        switch: RunnerSwitch,
+        loss: DeviceLoss,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
@@ -65,9 +77,13 @@ class Assembly:
         self.head = head
         self.pool = pool
         self.engine = engine
+        self.switch = switch
+        self.loss = loss
         self.sessions = SessionTable(config.lease_s, config.grace_s, config.max_sessions, clock)
         self._metrics = metrics
         self._clock = clock
+        self.gpu: GpuMemory | None = open_gpu(config, head.device)
+        self._lanes: LaneCalls | None = None
         self._descriptors: DescriptorServer | None = None
         self.tracing: Tracing | None = None
 
@@ -100,14 +116,38 @@ class Assembly:
         if tracing is not None:
             tracing.follow(lambda: self.device.last_run, self._clock)
         calls = Calls(self.engine, facts, self._metrics, self._embed, self._clock, tracing=tracing)
-        handshake = Handshake(facts, self._descriptors)
+        if self.gpu is not None and self._descriptors is not None:
+            desk = LaneDesk(
+                self.engine,
+                self.head,
+                self.pool,
+                reasons=REASONS,
+                loss=self.loss,
+                max_batch=self.config.max_batch,
+                max_pages=-(-self.max_seq_len // self.config.page_rows) + 1,
+            )
+            self._lanes = calls.lanes = LaneCalls(desk, facts, self.gpu, self._descriptors, self._clock)
+        handshake = Handshake(facts, self._descriptors, self.gpu, lambda: self.switch.kind)
         return Parts(self.engine, calls, self.sessions, handshake, self._metrics, tracing)
+
+    def check_device(self) -> None:
+        """Finds out whether the device is lost although nobody asks it for anything."""
+        if self.gpu is not None:
+            try:
+                self.gpu.driver.make_current(self.gpu.device)
+                self.gpu.driver.is_done(0)
+            except CudaError as error:
+                self.loss.seen(error)
 
     def close(self) -> None:
         """Ends the engine and the side socket. Whoever wants what was accepted to be done has drained before."""
         self.engine.stop(timeout_s=0)
+        if self._lanes is not None:
+            self._lanes.close()
         if self._descriptors is not None:
             self._descriptors.close()
+        if self.gpu is not None:
+            self.gpu.close()
 
     def _embed(self, token: int, dtype: str) -> bytes:
         return embedding_bytes(self.head.embed(torch.tensor([token], device=self.head.device))[0].cpu(), dtype)
@@ -127,13 +167,33 @@ def assemble(
     began = clock()
     head = _load(plan, device)
     pool = _pool(config, head, device)
-    runner = DeviceWatch(wrap_runner(EagerRunner(head, pool)), device, metrics.device_fault, clock)
+    loss = DeviceLoss()
+    switch = _runners(config, head, pool, loss)
+    runner = DeviceWatch(wrap_runner(switch), device, metrics.device_fault, clock)
+    loss.when_lost(runner.give_up)
     _test(config, head, pool, runner, clock)
     engine = _engine(config, head, pool, runner, metrics=metrics, clock=clock)
     engine.start()
-    assembly = Assembly(config, head, pool, engine, runner, metrics=metrics, clock=clock)
+    assembly = Assembly(config, head, pool, engine, runner, switch=switch, loss=loss, metrics=metrics, clock=clock)
     _log_start(assembly, clock() - began)
     return assembly
+
+
+def _runners(config: ServiceConfig, head: MtpHead, pool: KvPool, loss: DeviceLoss) -> RunnerSwitch:
+    """The runners of the device: graphs where there is a GPU, a simulated one included."""
+    runners: dict[RunnerKind, Runner] = {RunnerKind.EAGER: EagerRunner(head, pool)}
+    wanted = RunnerKind.EAGER if config.runner in {"auto", "eager"} else RunnerKind.GRAPH
+    if head.device.type == "cuda" or config.simulated_gpu is not None:
+        longest = min(config.max_seq_len or head.config.max_position, head.config.max_position)
+        limits = GraphLimits(config.max_batch, config.max_drafts, -(-longest // config.page_rows) + 1)
+        graphs = GraphRunner(runners[RunnerKind.EAGER], head, pool, limits)
+        runners[RunnerKind.GRAPH] = graphs
+        if head.device.type == "cuda":
+            graphs.warm_up()
+            wanted = RunnerKind.EAGER if config.runner == "eager" else RunnerKind.GRAPH
+    elif wanted is RunnerKind.GRAPH:
+        raise ConfigError("--runner graph needs a GPU")
+    return RunnerSwitch(runners, wanted, loss)
 
 
 def _log_start(assembly: Assembly, seconds: float) -> None:

@@ -11,10 +11,11 @@ from google.protobuf.message import Message
 
 from drafter_service.engine import Engine
 from drafter_service.engine import operations as ops
-from drafter_service.memory import HostArena
+from drafter_service.memory import SharedArena
 from drafter_service.server import encoding
 from drafter_service.server.decoding import Decoded, Decoder
 from drafter_service.server.facts import ServiceFacts
+from drafter_service.server.lanes import LaneCalls, no_lanes
 from drafter_service.server.outputs import Embed, slot_outputs
 from drafter_service.server.refusals import not_implemented
 from drafter_service.state import Session
@@ -69,6 +70,7 @@ class Calls:
         self._embed = embed
         self._clock = clock
         self._kinds = self._make_kinds(Decoder(facts))
+        self.lanes: LaneCalls | None = None
 
     def _make_kinds(self, decoder: Decoder) -> Mapping[type[Message], tuple[Decode, Encode]]:
         head, page_rows = self._facts.head, self._facts.config.page_rows
@@ -107,9 +109,7 @@ class Calls:
         Raises:
             SpecdraftError: the request is wrong as a whole; `on_done` is not called then.
         """
-        if isinstance(request, session_pb2.KeepAliveRequest):
-            answer = self.keep_alive(session, request)
-            on_done(Answerable(lambda: answer, self._clock()))
+        if self._begin_aside(session, request, on_done):
             return
         kind = self._kinds.get(type(request))
         if kind is None:
@@ -131,7 +131,30 @@ class Calls:
         for index, error in decoded.refused.items():
             call.finish(index, ops.Refusal(error, None))
         if call.open_indices():
-            self._engine.accept(call)
+            if self.lanes is None:
+                self._engine.accept(call)
+            else:
+                self.lanes.desk.accept(call)
+
+    def _begin_aside(self, session: Session, request: Message, on_done: Callable[[Answerable], None]) -> bool:
+        """Begins what is no operation of the engine's; False = it is one."""
+        if isinstance(request, session_pb2.KeepAliveRequest):
+            answer = self.keep_alive(session, request)
+            on_done(Answerable(lambda: answer, self._clock()))
+            return True
+        if not isinstance(request, pb.ProposeRequest) or not request.HasField("lane_ticket"):
+            return False
+        if self.lanes is None:
+            raise no_lanes()
+        self.lanes.begin(session, request, lambda encode: on_done(Answerable(encode, self._clock())))
+        return True
+
+    def submit(self, call: ops.Call) -> None:
+        """Asks for a call that no request stands for, behind the rounds that only the device knows yet."""
+        if self.lanes is None:
+            self._engine.submit(call)
+        else:
+            self.lanes.desk.submit(call)
 
     def work(self) -> None:
         """Does what has been begun, in this thread where that is quickest."""
@@ -139,7 +162,7 @@ class Calls:
 
     def keep_alive(self, session: Session, request: session_pb2.KeepAliveRequest) -> session_pb2.KeepAliveResponse:
         """`KeepAlive`: finding the session has renewed its lease already."""
-        if isinstance(session.arena, HostArena) and request.arena_nonce:
+        if isinstance(session.arena, SharedArena) and request.arena_nonce:
             if request.arena_nonce != session.arena.nonce:
                 raise make_error(Reason.MAPPING_NOT_PROVEN, "the nonce is not the one in the arena")
             session.mapping_proven = True
@@ -165,11 +188,13 @@ class Calls:
     def _propose_response(self, session: Session, request: Message, outcomes: Sequence[ops.Outcome]) -> Message:
         assert isinstance(request, pb.ProposeRequest), "kinds say so"
         for entry, outcome in zip(request.entries, outcomes, strict=True):
-            if entry.HasField("output_slot") and isinstance(session.arena, HostArena):
+            if entry.HasField("output_slot") and isinstance(session.arena, SharedArena):
                 self._write_outputs(session, session.arena, entry, outcome)
         return encoding.propose_response(outcomes)
 
-    def _write_outputs(self, session: Session, arena: HostArena, entry: pb.ProposeEntry, outcome: ops.Outcome) -> None:
+    def _write_outputs(
+        self, session: Session, arena: SharedArena, entry: pb.ProposeEntry, outcome: ops.Outcome
+    ) -> None:
         if entry.output_slot >= arena.layout.wish.num_slots:
             return  # refused for it
         outputs = slot_outputs(entry.op, outcome, self._embed, session.agreement.hidden_dtype)

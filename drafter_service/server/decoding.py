@@ -68,8 +68,6 @@ class Decoder:
 
     def propose(self, session: Session, request: pb.ProposeRequest) -> Decoded:
         """`Propose`."""
-        if request.HasField("lane_ticket"):
-            raise not_implemented("ProposeRequest.lane_ticket")
         decoded = self._batch(request.entries)
         for index, entry in enumerate(request.entries):
             pairs = self._deferred(session, entry, session.agreement.max_drafts + 1)
@@ -266,6 +264,11 @@ class Decoder:
 
 def _single(operation: ops.Operation) -> Decoded:
     return Decoded([operation])
+
+
+def digest_of(message: Message) -> bytes:
+    """Tells a retry from a re-used number."""
+    return _digest(message)
 
 
 def _digest(message: Message) -> bytes:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from drafter_service.config import ServiceConfig
+from drafter_service.engine.switch import RunnerKind
+from specdraft.v1 import session_pb2
 
 PROTOCOL_VERSION = 1
+
+RUNNERS: Mapping[RunnerKind, session_pb2.Runner] = MappingProxyType(
+    {RunnerKind.EAGER: session_pb2.RUNNER_EAGER, RunnerKind.GRAPH: session_pb2.RUNNER_GRAPH}
+)
+"""Runners by their number on the wire."""
 
 
 @dataclass(frozen=True, slots=True)

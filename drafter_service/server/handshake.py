@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from drafter_service.memory import ArenaWish, DescriptorServer, HostArena, lay_out
+from drafter_service.engine.switch import RunnerKind
+from drafter_service.memory import ArenaWish, CudaArena, DescriptorServer, HostArena, SharedArena, lay_out
+from drafter_service.memory.gpu import GpuMemory
 from drafter_service.memory.hiddens import DTYPES
 from drafter_service.server.encoding import DTYPE_NUMBERS
-from drafter_service.server.facts import PROTOCOL_VERSION, ServiceFacts
+from drafter_service.server.facts import PROTOCOL_VERSION, RUNNERS, ServiceFacts
 from drafter_service.server.hiddens import DTYPE_NAMES
 from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Agreement, Session
@@ -28,10 +31,14 @@ class Handshake:
     Attributes:
         facts: who we are.
         descriptors: hands out host arenas; None = there are none.
+        gpu: hands out CUDA arenas; None = there are none.
+        runner: what runs a round now.
     """
 
     facts: ServiceFacts
     descriptors: DescriptorServer | None
+    gpu: GpuMemory | None = None
+    runner: Callable[[], RunnerKind] = lambda: RunnerKind.EAGER
 
     def agree(self, request: session_pb2.OpenSessionRequest) -> Agreement:
         """What both sides agree on. Raises HANDSHAKE_MISMATCH, naming the field and both values."""
@@ -61,24 +68,32 @@ class Handshake:
         return Agreement(dtype, head.hidden_width, max_drafts, request.client_name, _carry_owner(request.carry_key))
 
     def memory_kind(self, request: session_pb2.OpenSessionRequest, *, is_local: bool) -> tensor_pb2.MemoryKind:
-        """The memory kind granted. Raises TRANSPORT_UNAVAILABLE or OTHER_HOST."""
+        """The memory kind granted. Raises TRANSPORT_UNAVAILABLE, OTHER_HOST, SAME_PID or GPU_UUID_NOT_VISIBLE."""
         asked = request.memory_kind
         has_host = self.descriptors is not None and is_local
+        has_cuda = self.gpu is not None and is_local
         same_host = request.boot_id == self.facts.boot_id
         if asked == tensor_pb2.MEMORY_KIND_UNSPECIFIED:
-            return tensor_pb2.MEMORY_KIND_HOST if has_host and same_host else tensor_pb2.MEMORY_KIND_INLINE
+            if has_cuda and same_host and request.device_uuid:
+                asked = tensor_pb2.MEMORY_KIND_CUDA
+            else:
+                return tensor_pb2.MEMORY_KIND_HOST if has_host and same_host else tensor_pb2.MEMORY_KIND_INLINE
         if asked == tensor_pb2.MEMORY_KIND_INLINE:
             return asked
-        if asked != tensor_pb2.MEMORY_KIND_HOST or not has_host:
+        kinds = {tensor_pb2.MEMORY_KIND_HOST: has_host, tensor_pb2.MEMORY_KIND_CUDA: has_cuda}
+        if not kinds.get(asked):
             name = _name(tensor_pb2.MemoryKind, asked)
             raise make_error(Reason.TRANSPORT_UNAVAILABLE, f"{name} is not available here", kind=name)
         if not same_host:
             raise make_error(Reason.OTHER_HOST, "shared memory needs client and service on one host")
+        if asked == tensor_pb2.MEMORY_KIND_CUDA and self.gpu is not None:
+            self.gpu.check_client(request.pid, request.device_uuid)
         return asked
 
-    def make_arena(self, request: session_pb2.OpenSessionRequest, agreement: Agreement) -> HostArena:
-        """Makes the session's arena. Raises ARENA_EXHAUSTED."""
-        assert self.descriptors is not None, "memory_kind has checked it"
+    def make_arena(
+        self, request: session_pb2.OpenSessionRequest, agreement: Agreement, kind: tensor_pb2.MemoryKind
+    ) -> SharedArena:
+        """Makes the session's arena. Raises ARENA_EXHAUSTED, or what the driver has against it."""
         config, head = self.facts.config, self.facts.head
         item_bytes = DTYPES[agreement.hidden_dtype].itemsize
         wish = ArenaWish(
@@ -99,6 +114,10 @@ class Handshake:
                 bytes=layout.size,
                 limit=config.arena_bytes,
             )
+        if kind == tensor_pb2.MEMORY_KIND_CUDA:
+            assert self.gpu is not None, "memory_kind has checked it"
+            return self.gpu.make_arena(layout)
+        assert self.descriptors is not None, "memory_kind has checked it"
         return HostArena(layout, self.descriptors)
 
     def server_info(self) -> session_pb2.GetServerInfoResponse:
@@ -106,15 +125,18 @@ class Handshake:
         kinds = [tensor_pb2.MEMORY_KIND_INLINE]
         if self.descriptors is not None:
             kinds.append(tensor_pb2.MEMORY_KIND_HOST)
+        if self.gpu is not None:
+            kinds.append(tensor_pb2.MEMORY_KIND_CUDA)
         return session_pb2.GetServerInfoResponse(
             service_version=self.facts.version,
             protocol_version=PROTOCOL_VERSION,
             head=self._head_info(),
             limits=self._limits(),
-            runner=session_pb2.RUNNER_EAGER,
+            runner=RUNNERS[self.runner()],
             memory_kinds=kinds,
             incarnation=self.facts.incarnation,
             boot_id=self.facts.boot_id,
+            device_uuids=self.gpu.uuids if self.gpu else (),
             pid=os.getpid(),
             levers=dict(self.facts.levers),
         )
@@ -156,30 +178,50 @@ class Handshake:
 
 
 def open_session_response(
-    session: Session, token: bytes, facts: ServiceFacts, arena: HostArena | None
+    session: Session, token: bytes, handshake: Handshake, arena: SharedArena | None
 ) -> session_pb2.OpenSessionResponse:
     """Answer to `OpenSession`."""
+    facts = handshake.facts
     response = session_pb2.OpenSessionResponse(
         session_id=session.session_id,
         session_token=token,
         lease_ms=int(facts.config.lease_s * 1000),
-        memory_kind=tensor_pb2.MEMORY_KIND_HOST if arena else tensor_pb2.MEMORY_KIND_INLINE,
+        memory_kind=kind_of(arena),
         max_drafts=session.agreement.max_drafts,
         incarnation=facts.incarnation,
+        device_uuid=handshake.gpu.uuid if handshake.gpu else b"",
     )
     if arena is not None:
-        response.arena.CopyFrom(_arena_message(arena, facts))
+        response.arena.CopyFrom(_arena_message(arena))
+    if isinstance(arena, HostArena):
+        response.arena.descriptor_token = arena.token
+        response.arena.descriptor_socket = str(facts.descriptor_socket)
+    elif isinstance(arena, CudaArena):
+        response.arena.cuda_ipc_handle = arena.handle
+        response.arena.device_uuid = response.device_uuid
     return response
 
 
-def _arena_message(arena: HostArena, facts: ServiceFacts) -> tensor_pb2.Arena:
+def kind_of(arena: SharedArena | None) -> tensor_pb2.MemoryKind:
+    """The memory kind of a session with this arena."""
+    if arena is None:
+        return tensor_pb2.MEMORY_KIND_INLINE
+    return tensor_pb2.MEMORY_KIND_HOST if isinstance(arena, HostArena) else tensor_pb2.MEMORY_KIND_CUDA
+
+
+def kind_name(kind: tensor_pb2.MemoryKind) -> str:
+    """A memory kind as metrics call it."""
+    return tensor_pb2.MemoryKind.Name(kind).removeprefix("MEMORY_KIND_").lower()
+
+
+def _arena_message(arena: SharedArena) -> tensor_pb2.Arena:
     layout = arena.layout
     fields = layout.fields
     slot = tensor_pb2.SlotLayout(
         **{f"{name}_offset_bytes": getattr(fields, name) for name in fields.__slots__ if name != "stride"}
     )
     return tensor_pb2.Arena(
-        kind=tensor_pb2.MEMORY_KIND_HOST,
+        kind=kind_of(arena),
         size_bytes=layout.size,
         slot_count=layout.wish.num_slots,
         slots_offset_bytes=layout.slots,
@@ -189,8 +231,6 @@ def _arena_message(arena: HostArena, facts: ServiceFacts) -> tensor_pb2.Arena:
         hidden_row_stride_bytes=layout.row_stride,
         slot=slot,
         nonce_offset_bytes=layout.nonce,
-        descriptor_token=arena.token,
-        descriptor_socket=str(facts.descriptor_socket),
     )
 
 

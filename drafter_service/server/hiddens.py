@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from drafter_service.memory import HostArena
+from drafter_service.memory import CudaArena, SharedArena
 from drafter_service.memory.hiddens import DTYPES, PackedRows, hidden_rows
-from drafter_service.server.refusals import invalid_field, not_implemented
+from drafter_service.memory.regions import RegionTable
+from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Session
 from specdraft.errors import Reason, make_error
 from specdraft.v1 import tensor_pb2
@@ -46,9 +47,12 @@ def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -
     if place == "inline":
         data: bytes | bytearray = _inline_rows(ref, row_bytes)
     elif place in {"arena_slot", "arena_staging"}:
-        data = _arena_rows(session, ref, row_bytes)
+        arena, offset = arena_of(session), _arena_offset(session, ref)
+        if isinstance(arena, CudaArena):
+            return arena.hidden_rows(offset, ref.row_count, dtype=expected, head_dtype=head_dtype, width=width)
+        data = arena.copy_rows(offset, arena.layout.row_stride, ref.row_count, row_bytes)
     elif place == "region":
-        raise not_implemented("TensorRef.region")
+        return _region_rows(session, ref, head_dtype)
     else:
         raise invalid_field("hiddens.memory", "not set", "one of arena_slot, arena_staging, region, inline")
     return hidden_rows(data, expected, width, head_dtype)
@@ -67,16 +71,37 @@ def _inline_rows(ref: tensor_pb2.TensorRef, row_bytes: int) -> bytes:
     return ref.inline
 
 
-def arena_of(session: Session) -> HostArena:
+def _region_rows(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -> Tensor:
+    agreement = session.agreement
+    return regions_of(session).hidden_rows(
+        ref.region.region_id,
+        ref.region.offset_bytes,
+        ref.row_count,
+        dtype=agreement.hidden_dtype,
+        head_dtype=head_dtype,
+        width=agreement.hidden_width,
+        stride=ref.row_stride_bytes,
+    )
+
+
+def regions_of(session: Session) -> RegionTable:
+    """The session's regions. Raises TRANSPORT_UNAVAILABLE where none can be registered."""
+    if not isinstance(session.regions, RegionTable):
+        raise make_error(Reason.TRANSPORT_UNAVAILABLE, "clients' memory is not opened for this session", kind="region")
+    return session.regions
+
+
+def arena_of(session: Session) -> SharedArena:
     """The session's arena. Raises TRANSPORT_UNAVAILABLE, or MAPPING_NOT_PROVEN."""
-    if not isinstance(session.arena, HostArena):
+    if not isinstance(session.arena, SharedArena):
         raise make_error(Reason.TRANSPORT_UNAVAILABLE, "this session has no arena", kind="arena")
     if not session.mapping_proven:
         raise make_error(Reason.MAPPING_NOT_PROVEN, "no KeepAlive has returned the arena's nonce yet")
     return session.arena
 
 
-def _arena_rows(session: Session, ref: tensor_pb2.TensorRef, row_bytes: int) -> bytearray:
+def _arena_offset(session: Session, ref: tensor_pb2.TensorRef) -> int:
+    """Where the first row is; all of them lie in their slot or the staging area."""
     arena = arena_of(session)
     layout = arena.layout
     if ref.HasField("arena_slot"):
@@ -96,7 +121,7 @@ def _arena_rows(session: Session, ref: tensor_pb2.TensorRef, row_bytes: int) -> 
             value=first_row if first_row >= num_rows else end,
             limit=num_rows,
         )
-    return arena.copy_rows(offset, layout.row_stride, ref.row_count, row_bytes)
+    return offset
 
 
 def _check_stride(ref: tensor_pb2.TensorRef, stride: int) -> None:
@@ -104,7 +129,7 @@ def _check_stride(ref: tensor_pb2.TensorRef, stride: int) -> None:
         raise invalid_field("hiddens.row_stride_bytes", ref.row_stride_bytes, f"0 or {stride}")
 
 
-def check_slot(arena: HostArena, slot: int) -> None:
+def check_slot(arena: SharedArena, slot: int) -> None:
     """Raises MEMORY_OUT_OF_BOUNDS for a slot that the arena does not have."""
     limit = arena.layout.wish.num_slots
     if slot >= limit:

@@ -15,12 +15,16 @@ from google.protobuf.message import Message
 
 from drafter_service.engine import Engine, draining
 from drafter_service.engine import operations as ops
+from drafter_service.memory.device_loss import device_lost
+from drafter_service.server import regions
 from drafter_service.server.calls import Answerable, Calls
 from drafter_service.server.drive import Drive
 from drafter_service.server.encoding import carry_infos
-from drafter_service.server.handshake import Handshake, open_session_response
+from drafter_service.server.handshake import Handshake, kind_name, open_session_response
+from drafter_service.server.hiddens import regions_of
 from drafter_service.server.interceptors import Ended
-from drafter_service.server.refusals import not_implemented
+from drafter_service.server.lanes import SessionLanes, no_lanes
+from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Session, SessionTable
 from drafter_service.telemetry import Metrics, Tracing
 from specdraft.errors import Reason, SpecdraftError, make_error
@@ -66,6 +70,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         self._parts: Parts | None = None
         self._is_draining = False
         self._is_ending = False
+        self._is_lost = False
         self._drives: dict[Drive, grpc.ServicerContext] = {}
         self._lock = threading.Lock()
 
@@ -87,13 +92,23 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         for drive in drives:
             drive.drain()
 
+    def lose_device(self) -> None:
+        """From now on calls are UNAVAILABLE, and open streams end so."""
+        self._is_lost = True
+        with self._lock:
+            self._is_draining = self._is_ending = True
+            drives = list(self._drives)
+        for drive in drives:
+            drive.end(device_lost())
+
     def end_session(self, session: Session, reason: str) -> threading.Event:
         """Gives up what a session owns; the session has been forgotten already.
 
         Returns:
             Set once its pages are free.
         """
-        parts = self._ready()
+        parts = self._parts
+        assert parts is not None, "there are sessions"
         drive = session.drive
         if drive is not None:
             drive.end(
@@ -101,8 +116,12 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
             )
         done = threading.Event()
         call = ops.Call([ops.CloseSession(session.session_id, b"")], self._clock(), math.inf, lambda _: done.set())
-        parts.engine.submit(call)
-        if session.arena is not None:
+        if session.lanes is not None:
+            session.lanes.close()  # first: pages and arena wait for what the device still does
+        parts.calls.submit(call)
+        if session.regions is not None:
+            session.regions.close()
+        if session.arena is not None and session.lanes is None:
             session.arena.close()
         parts.metrics.session_ended(reason)
         _log.info("a session ended: %s; %d are open", reason, len(parts.sessions))
@@ -120,7 +139,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     def expire_carries(self) -> None:
         """Has the engine give up the carries whose time is over."""
         call = ops.Call([ops.Expire(b"", b"")], self._clock(), math.inf, lambda _: None)
-        self._ready().engine.submit(call)
+        if self._parts is not None:
+            self._parts.engine.submit(call)
 
     def GetServerInfo(self, request: session_pb2.GetServerInfoRequest, context: grpc.ServicerContext) -> Any:
         """`GetServerInfo`."""
@@ -134,8 +154,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
             raise draining()
         agreement = parts.handshake.agree(request)
         kind = parts.handshake.memory_kind(request, is_local=context.peer().startswith("unix:"))
-        is_shared = kind == tensor_pb2.MEMORY_KIND_HOST
-        arena = parts.handshake.make_arena(request, agreement) if is_shared else None
+        is_shared = kind != tensor_pb2.MEMORY_KIND_INLINE
+        arena = parts.handshake.make_arena(request, agreement, kind) if is_shared else None
         try:
             session, token = parts.sessions.open(agreement, arena)
         except BaseException:
@@ -143,8 +163,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
                 arena.close()
             raise
         _log.info("a session opened; %d are open", len(parts.sessions))
-        parts.metrics.session_opened("host" if arena else "inline")
-        response = open_session_response(session, token, parts.handshake.facts, arena)
+        if kind == tensor_pb2.MEMORY_KIND_CUDA and parts.handshake.gpu is not None:
+            session.regions = parts.handshake.gpu.make_regions()
+        parts.metrics.session_opened(kind_name(kind))
+        response = open_session_response(session, token, parts.handshake, arena)
         if agreement.carry_owner:
             carries = ops.ListCarries(session.session_id, b"", agreement.carry_owner)
             response.carries.extend(carry_infos([parts.engine.ask(carries, context.time_remaining())]))
@@ -167,9 +189,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         """`Drive`."""
         parts = self._ready()
         token = _token(context)
-        session = parts.sessions.find(token)
+        session = self._session_of(token)
         parent = parts.parent_in(context)
-        drive = Drive(parts.calls, lambda: parts.sessions.find(token), parts.metrics, self._clock, parent)
+        drive = Drive(parts.calls, lambda: self._session_of(token), parts.metrics, self._clock, parent)
         with self._lock:
             if self._is_ending:
                 raise draining()
@@ -191,6 +213,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         finally:
             with self._lock:
                 del self._drives[drive]
+            if isinstance(session.lanes, SessionLanes):
+                session.lanes.release()  # what was sent on this stream and not answered is nobody's
             parts.sessions.detach(session, drive, broken=drive.is_broken or not context.is_active())
 
     def OpenSequence(self, request: pb.OpenSequenceRequest, context: grpc.ServicerContext) -> Any:
@@ -237,25 +261,39 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         """`ReadDrafts`."""
         return self._call(request, context)
 
+    def OpenLane(self, request: session_pb2.OpenLaneRequest, context: grpc.ServicerContext) -> Any:
+        """`OpenLane`."""
+        del request
+        parts = self._ready()
+        if parts.calls.lanes is None:
+            raise no_lanes()
+        return parts.calls.lanes.open(self._session(context), context.time_remaining() / 2)
+
     def RegisterRegion(self, request: session_pb2.RegisterRegionRequest, context: grpc.ServicerContext) -> Any:
-        """`RegisterRegion`: not built yet."""
-        self._session(context)
-        raise not_implemented(type(request).__name__.removesuffix("Request"))
+        """`RegisterRegion`."""
+        session = self._session(context)
+        return regions.register(session, self._ready().handshake.gpu, request)
 
     def UnregisterRegion(self, request: session_pb2.UnregisterRegionRequest, context: grpc.ServicerContext) -> Any:
-        """`UnregisterRegion`: not built yet."""
-        self._session(context)
-        raise not_implemented(type(request).__name__.removesuffix("Request"))
+        """`UnregisterRegion`."""
+        table = regions_of(self._session(context))
+        table.unregister(request.region_id, context.time_remaining() / 2)
+        return session_pb2.UnregisterRegionResponse()
 
     def _ready(self) -> Parts:
+        if self._is_lost:
+            raise device_lost()
         if self._parts is None:
             raise make_error(Reason.STARTING, "the head is still being loaded", retry_delay_ms=1000)
         return self._parts
 
     def _session(self, context: grpc.ServicerContext) -> Session:
+        return self._session_of(_token(context))
+
+    def _session_of(self, token: bytes) -> Session:
         parts = self._ready()
         try:
-            return parts.sessions.find(_token(context))
+            return parts.sessions.find(token)
         except SpecdraftError:
             if self._is_ending:  # the end of the service has ended the session
                 raise draining() from None
@@ -264,6 +302,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     def _call(self, request: Message, context: grpc.ServicerContext) -> Message:
         parts = self._ready()
         session = self._session(context)
+        if isinstance(request, pb.ProposeRequest) and request.HasField("lane_ticket"):
+            raise invalid_field("lane_ticket", "in a unary call", "a ticket over Drive, where the order is sure")
         # Where the engine does not get on, callers are told while they can still do something else.
         if not self._places.acquire(timeout=context.time_remaining() / 2):
             limit = self._num_places

@@ -35,7 +35,7 @@ class PoolShape:
 
 
 class KvPool:
-    """Keys and values of every page: per layer two tensors [num_pages, page_rows, num_kv_heads, head_dim].
+    """Keys and values of every page: per layer two tensors [num_pages + 1, page_rows, num_kv_heads, head_dim].
 
     A **slot** here is page * page_rows + row within the page.
     """
@@ -43,7 +43,9 @@ class KvPool:
     def __init__(self, shape: PoolShape, num_pages: int, device: torch.device) -> None:
         self.shape = shape
         self.num_pages = num_pages
-        size = (shape.num_layers, num_pages, shape.page_rows, shape.num_kv_heads, shape.head_dim)
+        # One page more, of nobody's: rows that only pad a batch are written there.
+        self.spare_page = num_pages
+        size = (shape.num_layers, num_pages + 1, shape.page_rows, shape.num_kv_heads, shape.head_dim)
         self._keys = torch.zeros(size, dtype=shape.dtype, device=device)
         self._values = torch.zeros(size, dtype=shape.dtype, device=device)
 

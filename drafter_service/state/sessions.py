@@ -63,6 +63,8 @@ class Session:
         self.opened_at = now
         self.expires_at = now + lease_s
         self.arena = arena
+        self.regions: Closeable | None = None
+        self.lanes: Closeable | None = None
         self.mapping_proven = False
         self.drive: DriveStream | None = None
 

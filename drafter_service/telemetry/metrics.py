@@ -15,7 +15,7 @@ BUCKETS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 STAGES = ("queue", "device", "reply")
 STOPS = ("COMPLETE", "NOT_ASKED", "CONFIDENCE", "GRAMMAR", "POSITION_LIMIT", "PAGES")
-MEMORY_KINDS = ("inline", "host")
+MEMORY_KINDS = ("inline", "host", "cuda")
 SESSION_ENDS = ("closed", "expired", "shutdown")
 ROW_KINDS = ("exact", "approximate")
 CARRY_ENDS = ("taken", "installed", "freed", "lost", "expired", "evicted")
@@ -25,7 +25,7 @@ MAX_NOTED = 4096
 """Events that may wait for the next scrape before somebody has to enter them."""
 
 
-class _Notes(Collector):
+class Notes(Collector):
     """What the hot path saw, entered when somebody looks: to note costs a tenth of what it costs to count.
 
     The first collector of the registry, so that all others are up to date when they are asked.
@@ -65,14 +65,16 @@ class Metrics:
     Args:
         registry: where they are scraped from.
         max_drafts: K_max; bounds the label `draft_index`.
+
+    Attributes:
+        notes: what has been told and not entered yet.
     """
 
     def __init__(self, registry: CollectorRegistry, max_drafts: int) -> None:
         self.registry = registry
-        notes = _Notes()
-        registry.register(notes)
-        self._note = notes.note
-        self.enter_noted = notes.enter_all
+        self.notes = Notes()
+        registry.register(self.notes)
+        self._note = self.notes.note
         self._rpc_seconds = self._histogram(
             "rpc_duration_seconds", "Time from a call's arrival to its answer.", ("method", "code")
         )
@@ -153,7 +155,7 @@ class Metrics:
         self._note(self._stages[stage].observe, seconds)
 
     def session_opened(self, memory: str) -> None:
-        """A session was opened; `memory` is "inline" or "host"."""
+        """A session was opened; `memory` is "inline", "host" or "cuda"."""
         self._sessions_opened[memory].inc()
 
     def session_ended(self, reason: str) -> None:

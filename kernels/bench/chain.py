@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from heads import HeadSize, Weights, num_bytes, projection_shape
@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from drafter_kernels import Backend
 from drafter_kernels.fuse_pair import PairNorms, fuse_pair
 from drafter_kernels.linear import InputNorm, LinearWorkspace, linear, plan_linear
-from drafter_kernels.lm_head import LmHeadWorkspace, lm_head
+from drafter_kernels.lm_head import LmHeadWorkspace, lm_head, plan_lm_head
 from drafter_kernels.paged_attention import AttentionWorkspace, paged_attention_into, plan_attention
 from drafter_kernels.qk_rope_write import HeadNorms, RopeTable, qk_rope_write
 from drafter_kernels.rms_norm import RowNorm
@@ -138,9 +138,11 @@ class KernelChain:
         }
         needs = [(self.plans[n], batch, *projection_shape(size, n)) for n in self.projections]
         self.workspace = LinearWorkspace(needs, device)
+        self.lm_plan = replace(plan_lm_head(self.lm_head, batch), overlaps=self.settings.overlaps)
         self.lm_workspace = LmHeadWorkspace(self.lm_head, batch)
         pages = self.head.page_table.shape[1] * size.page_rows
-        self.attention_plan = plan_attention(batch, size.num_kv_heads, pages)
+        plan = plan_attention(batch, size.num_kv_heads, pages)
+        self.attention_plan = replace(plan, overlaps=self.settings.overlaps)
         self.attention_workspace = AttentionWorkspace(
             batch, size.num_heads, size.head_dim, self.attention_plan.parts, device
         )
@@ -152,7 +154,8 @@ class KernelChain:
     def _forward(self, step: int, tokens: Tensor, hiddens: Tensor) -> None:
         size, norms = self.head.size, self.head.norms
         pair = PairNorms(norms["embedding"], norms["hidden"], EPSILON)
-        fuse_pair(tokens, self.head.embedding, hiddens, pair, self.joined, backend=Backend.TRITON)
+        wishes = {"overlaps": self.settings.overlaps, "backend": Backend.TRITON}
+        fuse_pair(tokens, self.head.embedding, hiddens, pair, self.joined, **wishes)
         self._project("fc", self.joined, self.x)
         self._attend(step, InputNorm(norms["input"], EPSILON))
         self._project("o", self.attended, self.middle, residual=self.x)
@@ -166,6 +169,7 @@ class KernelChain:
             self.lm_workspace,
             norm=RowNorm(norms["final"], EPSILON, self.recycled[step]),
             draft_ids=self.draft_ids,
+            plan=self.lm_plan,
             backend=Backend.TRITON,
         )
         assert size.hidden == self.final.shape[1]
@@ -183,7 +187,16 @@ class KernelChain:
             self._project("qkv", self.x, self.projected, norm=norm)
         head_norms = HeadNorms(norms["q"], norms["k"], EPSILON)
         q = self.q.view(heads)
-        qk_rope_write(self.projected, *where, size.shape, head_norms, self.rope, q_out=q, backend=Backend.TRITON)
+        qk_rope_write(
+            self.projected,
+            *where,
+            size.shape,
+            head_norms,
+            self.rope,
+            q_out=q,
+            overlaps=self.settings.overlaps,
+            backend=Backend.TRITON,
+        )
         paged_attention_into(
             q,
             *pools,

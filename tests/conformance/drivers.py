@@ -14,7 +14,7 @@ from pathlib import Path
 from repository import ROOT
 
 ANSWER_TIMEOUT_S = 60.0
-LANGUAGES = ("python", "go")
+LANGUAGES = ("python", "go", "python-asyncio")
 GO_MODULE = ROOT / "clients/go"
 
 
@@ -34,8 +34,8 @@ def build_go(package, output):
 
 def command_of(language, directory):
     """The command line of a driver; what has to be built is built into `directory`."""
-    if language == "python":
-        return [sys.executable, str(Path(__file__).with_name("python_driver.py"))]
+    if language != "go":
+        return [sys.executable, str(Path(__file__).with_name("python_driver.py")), *language.split("-")[1:]]
     return [str(build_go("./internal/conformance", directory / "conformance"))]
 
 

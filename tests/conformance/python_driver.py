@@ -1,9 +1,14 @@
 """Drives the Python client for the conformance cases: requests on standard input, answers on standard output.
 
-One JSON object a line; README.md has the protocol. `clients/go/internal/conformance` is its twin.
+One JSON object a line; README.md has the protocol. `clients/go/internal/conformance` is its twin. With `asyncio` as its
+argument it drives `AsyncClient`.
 """
 
+import asyncio
 import base64
+import dataclasses
+import functools
+import inspect
 import json
 import queue
 import sys
@@ -13,12 +18,15 @@ import grpc
 from google.protobuf import descriptor_pool, json_format, message_factory
 
 from specdraft import (
+    AsyncClient,
+    AsyncSequence,
     CatchupItem,
     Client,
     HiddenRows,
     HiddenSource,
     Proposal,
     ProposeItem,
+    Resumed,
     RowsPolicy,
     SpecdraftError,
     channel,
@@ -33,7 +41,7 @@ OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_len
 
 def main():
     """Performs every request in a thread of its own until the input ends."""
-    driver, writing = Driver(), threading.Lock()
+    driver, writing = Driver(AsyncioClients() if sys.argv[1:] == ["asyncio"] else Client), threading.Lock()
 
     def answer(asked):
         said = {"id": asked["id"]} | driver.perform(asked)
@@ -48,7 +56,8 @@ def main():
 class Driver:
     """Holds what the runner has named. Every `do_` method is an operation of the protocol."""
 
-    def __init__(self):
+    def __init__(self, open_client):
+        self.open_client = open_client
         self.clients, self.sequences, self.carries, self.streams, self.channels = {}, {}, {}, {}, {}
 
     def perform(self, asked):
@@ -92,7 +101,7 @@ class Driver:
         if "keepalive_ms" in asked:
             channel._KEEPALIVE_TIME_MS = asked["keepalive_ms"]
         memory = asked.get("memory", "auto")
-        client = Client(
+        client = self.open_client(
             asked["target"], memory=memory, use_drive=not asked.get("unary"), timeout_s=asked["timeout_ms"] / 1000,
             **options,
         )  # fmt: skip
@@ -262,6 +271,55 @@ class Driver:
         if target not in self.channels:
             self.channels[target] = grpc.insecure_channel(target, OPTIONS)
         return self.channels[target]
+
+
+class AsyncioClients:
+    """Opens clients for asyncio on a loop of its own, and waits for whatever is to be awaited."""
+
+    def __init__(self):
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def __call__(self, target, **options):
+        client = AsyncClient(target, **options)
+        self.wait(client.open())
+        return Waited(client, self)
+
+    def wait(self, awaitable):
+        return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result()
+
+
+class Waited:
+    """A client, its conversations or a sequence, whose methods are waited for."""
+
+    def __init__(self, inner, clients):
+        self.inner, self._clients = inner, clients
+
+    def __getattr__(self, name):
+        found = getattr(self.inner, name)
+        if name == "conversations":
+            return Waited(found, self._clients)
+        return functools.partial(self._call, found) if inspect.ismethod(found) else found
+
+    def __len__(self):
+        return len(self.inner)
+
+    def _call(self, method, *arguments, **named):
+        arguments = [self._bare(one) for one in arguments]
+        result = method(*arguments, **named)
+        if inspect.isawaitable(result):
+            result = self._clients.wait(result)
+        if isinstance(result, Resumed):
+            return dataclasses.replace(result, sequence=Waited(result.sequence, self._clients))
+        return Waited(result, self._clients) if isinstance(result, AsyncSequence) else result
+
+    @staticmethod
+    def _bare(argument):
+        if isinstance(argument, list):
+            return [Waited._bare(one) for one in argument]
+        if isinstance(argument, CatchupItem | ProposeItem):
+            return dataclasses.replace(argument, sequence=argument.sequence.inner)
+        return argument.inner if isinstance(argument, Waited) else argument
 
 
 def token_of(asked):

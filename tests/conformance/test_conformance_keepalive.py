@@ -49,7 +49,7 @@ def place(checkpoint, monkeypatch, request):
 
 @pytest.mark.parametrize("place", [app.MIN_PING_INTERVAL_S * 1000 // SCALE], indirect=True)
 def test_an_idle_client_keeps_its_connection(driver, place):
-    interval_ms = {"python": channel._KEEPALIVE_TIME_MS, "go": go_keepalive_ms()}[driver.name]
+    interval_ms = go_keepalive_ms() if driver.name == "go" else channel._KEEPALIVE_TIME_MS
     with temporary_directory() as directory:
         world = World(driver, place, directory, is_proxied=True)
         world.run({"open": {"keepalive_ms": interval_ms // SCALE}}, {})
@@ -57,7 +57,7 @@ def test_an_idle_client_keeps_its_connection(driver, place):
         world.run({"prefill": {"tokens": 6}}, {})
         # Each ping is answered by one; a service that minded would end the connection at the third. gRPC for Python
         # sends two without data and then waits for seconds.
-        wanted = world.proxy.frames.counts.get(PING, 0) + (2 if driver.name == "python" else 6)
+        wanted = world.proxy.frames.counts.get(PING, 0) + (6 if driver.name == "go" else 2)
         wait_until(lambda: world.proxy.frames.counts.get(PING, 0) >= wanted, text="pings")
         world.run({"propose": {"key": 5}}, {})
         assert world.proxy.frames.counts.get(GOAWAY, 0) == 0

@@ -1,4 +1,4 @@
-"""One conversation driven by turns from two languages: taken in one, installed in the other, under one carry key."""
+"""One conversation driven by turns from two clients: taken in one, installed in the other, under one carry key."""
 
 import itertools
 
@@ -11,9 +11,8 @@ from serving import temporary_directory
 NUM_TURNS = 4
 
 
-@pytest.mark.parametrize("first", LANGUAGES)
-def test_turns_from_two_languages_draft_as_the_oracle(first, start_driver, shared_place):
-    languages = [first, *(one for one in LANGUAGES if one != first)]
+@pytest.mark.parametrize("languages", list(itertools.permutations(LANGUAGES, 2)), ids="-then-".join)
+def test_turns_from_two_clients_draft_as_the_oracle(languages, start_driver, shared_place):
     with temporary_directory() as directory:
         worlds = [World(start_driver(language), shared_place, directory) for language in languages]
         model, position = None, 0
@@ -21,7 +20,7 @@ def test_turns_from_two_languages_draft_as_the_oracle(first, start_driver, share
             client = f"c{turn}"
             world.run(
                 {
-                    "open": {"as": client, "carry_key": f"the key that {first} began with"},
+                    "open": {"as": client, "carry_key": f"the key of {languages}"},
                     "expect": carries_after(turn, position),
                 },
                 {},
@@ -45,7 +44,7 @@ def test_turns_from_two_languages_draft_as_the_oracle(first, start_driver, share
 
 
 def carries_after(turn, position):
-    """What a client finds: the carry of the turn before, from the other language."""
+    """What a client finds: the carry of the turn before, from the other client."""
     if not turn:
         return {"carries": []}
     return {"carries.0.label": f"turn {turn - 1}", "carries.0.ranges": [[0, position]]}

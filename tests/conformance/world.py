@@ -393,6 +393,9 @@ class World:
         sessions = self.server.service.assembly.sessions
         wait_until(lambda: len(sessions) == count, text=f"the number of sessions {count}")
 
+    def on_await_pages(self, count):
+        wait_until(lambda: self.server.pages() == count, text=f"the number of pages {count}")
+
     def on_end_streams(self):
         """What SIGTERM does first: streams end once they have answered."""
         self.server.service.drain()

@@ -154,6 +154,40 @@ def test_committed_results_have_the_form_and_are_quoted(path):
     assert report["command"] in (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
 
 
+TAX_FIGURES = {
+    "verify_ms",
+    "single_process_us_p50",
+    "added_us_p50_mps",
+    "added_us_p50_timesliced",
+    "added_us_p50_mps_verify_2ms",
+    "late_added_us_p50_mps",
+    "host_result_us_p50",
+    "echo_us_p50",
+    "gpu_us_p50",
+}
+
+
+def test_the_tax_is_measured_by_two_processes_that_share_a_gpu(capsys):
+    arguments = ("tax", "--dry", "--verify-ms", "0.1", "--steps", "2", "--turns", "1", "--json")
+    report = json.loads(run(capsys, *arguments))
+    assert set(report) == FORM
+    figures = report["figures"]
+    assert set(figures) >= TAX_FIGURES
+    assert set(figures["runs"]) == {"timesliced", "mps"}
+    for one in figures["runs"].values():
+        (verify,) = one["verifies"]
+        assert verify["single_us_p50"] > 0
+        assert one["gpu_us_p50"] > 0
+    assert report["command"].startswith("drafter-service bench tax --modes timesliced mps --verify-ms 0.1")
+
+
+def test_a_step_is_measured_eager_and_captured(capsys):
+    arguments = ("step", "--dry", "--batches", "1", "2", "--drafts", "2", "--steps", "2", "--json")
+    figures = json.loads(run(capsys, *arguments))["figures"]
+    assert [(one["batch"], one["drafts"]) for one in figures["cases"]] == [(1, 2), (2, 2)]
+    assert all(one["eager_us_p50"] > 0 and one["graph_us_p50"] > 0 for one in figures["cases"])
+
+
 def test_metrics_measures_counting_beside_the_forward(capsys):
     report = json.loads(run(capsys, "metrics", "--rounds", "1", "--json"))
     assert set(report) == FORM

@@ -98,12 +98,6 @@ CASES = [
     case("close-op-left-out", "close_sequence", lambda s: s.close_request(op=9), "ABORTED", "OP_OUT_OF_ORDER"),
     case("truncate-as-op-1", "truncate", lambda s: s.truncate_request(3, op=1), "INVALID_ARGUMENT", "OP_REUSED"),
     case("take-as-op-1", "take_kv", lambda s: s.take_request(op=1), "INVALID_ARGUMENT", "OP_REUSED"),
-    unbuilt(
-        "lane-ticket",
-        "propose",
-        lambda s: pb.ProposeRequest(entries=[s.propose_entry(6, 1)], lane_ticket=pb.LaneTicket(ticket=1)),
-        "ProposeRequest.lane_ticket",
-    ),
 ]
 
 
@@ -151,10 +145,18 @@ def test_opening_and_asking_need_a_deadline_too(scene):
 
 
 @pytest.mark.parametrize("rpc", ["RegisterRegion", "UnregisterRegion"])
-def test_regions_are_not_built_and_say_so(scene, rpc):
+def test_sessions_without_gpu_memory_have_no_regions(scene, rpc):
     said = refusal(scene.session.call, rpc, getattr(session_pb2, f"{rpc}Request")())
-    assert said.kind == ("UNIMPLEMENTED", "NOT_IMPLEMENTED")
-    assert said.details == {"name": rpc}
+    assert said.kind == ("FAILED_PRECONDITION", "TRANSPORT_UNAVAILABLE")
+    assert said.details == {"kind": "region"}
+
+
+def test_sessions_without_gpu_memory_take_no_tickets(scene):
+    request = pb.ProposeRequest(entries=[scene.sequence.propose_entry(6, 1)], lane_ticket=pb.LaneTicket(ticket=1))
+    with scene.undisturbed(), scene.session.drive() as drive:
+        said = refused_entry(drive.ask(propose=request).status)
+    assert said.kind == ("FAILED_PRECONDITION", "TRANSPORT_UNAVAILABLE")
+    assert said.details == {"kind": "lane"}
 
 
 def test_a_request_on_the_stream_that_asks_for_nothing_is_refused_in_band(scene):

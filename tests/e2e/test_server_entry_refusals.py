@@ -276,9 +276,9 @@ ENTRIES = {
     "a region": (
         BOTH,
         hiddens(tensor_pb2.TensorRef(region=tensor_pb2.RegionRange(region_id=bytes(16)), dtype=FLOAT32, row_count=3)),
-        "UNIMPLEMENTED",
-        "NOT_IMPLEMENTED",
-        {"name": "TensorRef.region"},
+        "FAILED_PRECONDITION",
+        "TRANSPORT_UNAVAILABLE",
+        {"kind": "region"},
     ),
     "rotary positions": (
         BOTH,

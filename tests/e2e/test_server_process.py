@@ -284,10 +284,11 @@ def test_a_device_that_hangs_does_not_keep_the_process(tiny_checkpoint, socket_p
             session = client.open()
             sequence = session.sequence(Story(1))
             request = pb.ProposeRequest(entries=[sequence.propose_entry(0, 2, 1)])
-            session.begin("Propose", request, timeout=600)
+            call = session.begin("Propose", request, timeout=600)
             assert process.stdout.readline() == "hangs\n"
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 1
+            assert call.code() is not grpc.StatusCode.OK
         assert "does not come back" in process.stderr.read()
 
 

@@ -30,6 +30,7 @@ DERIVED = {
     "metrics_port",
     "health_port",
     "tracing",
+    "simulated_gpu",  # for tests and dry runs
 }
 FIELDS = {item.name: item for item in dataclasses.fields(ServiceConfig)}
 

@@ -10,6 +10,7 @@ import torch
 from books import SESSION, Books, write
 from checkpoints import write_tiny_checkpoint
 from drafter_service.engine import operations as ops
+from drafter_service.engine.graph_runner import GraphLimits, GraphRunner
 from drafter_service.heads import load_head, oracle_draft
 
 pytestmark = pytest.mark.gpu
@@ -24,12 +25,20 @@ TIE = {"float32": 1e-4, "bfloat16": 4e-2}
 Pairs = dict[int, tuple[int, torch.Tensor]]
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+def as_graphs(runner, head, pool):
+    return GraphRunner(runner, head, pool, GraphLimits(max_batch=8, max_drafts=NUM_DRAFTS, max_pages=64))
+
+
+@pytest.fixture(
+    params=[(dtype, runner) for dtype in ("float32", "bfloat16") for runner in ("eager", "graph")], ids="-".join
+)
 def books(request: pytest.FixtureRequest, tmp_path: Path):
     matmul = torch.backends.cuda.matmul
     allowed, matmul.allow_tf32 = matmul.allow_tf32, False  # float32 is compared with float32
-    write_tiny_checkpoint(tmp_path, seed=5, dtype=request.param)
-    books = Books(load_head(tmp_path, dtype=getattr(torch, request.param), device=DEVICE), page_rows=4)
+    dtype, runner = request.param
+    write_tiny_checkpoint(tmp_path, seed=5, dtype=dtype)
+    wrap = {"wrap_runner": as_graphs} if runner == "graph" else {}
+    books = Books(load_head(tmp_path, dtype=getattr(torch, dtype), device=DEVICE), page_rows=4, **wrap)
     assert books.head.device == books.pool.pages(0)[0].device == torch.device(DEVICE)
     yield books
     books.close()
@@ -115,6 +124,16 @@ def test_a_fork_and_its_source_go_separate_ways(books: Books) -> None:
     first, second = books.ask(*both)
     source.expect_oracle(first, NUM_DRAFTS)
     forked.expect_oracle(second, NUM_DRAFTS - 1)
+
+
+def test_every_batch_bucket_drafts_like_the_oracle(books: Books) -> None:
+    targets = [Target(books, books.open(), seed=seed) for seed in range(8)]
+    for target in targets:
+        target.write(0, [5, 6, 7])
+    for batch in (1, 2, 3, 4, 5, 8):
+        entries = [target.entry(max(target.pairs) + 1, [batch, 9], NUM_DRAFTS) for target in targets[:batch]]
+        for target, written in zip(targets, books.ask(*entries), strict=False):
+            target.expect_oracle(written, NUM_DRAFTS)
 
 
 def test_a_failed_write_puts_live_rows_back(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:

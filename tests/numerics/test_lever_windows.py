@@ -80,7 +80,7 @@ def test_no_subject_is_both_counted_and_measured(target):
 
 def test_every_case_but_the_default_changes_one_lever(target, tmp_path):
     default, *others = make_cases(read_halves(target), tmp_path)
-    levers = ("hidden_source", "recycle", "lm_head", "draft_vocab", "min_logprob")
+    levers = ("hidden_source", "recycle", "quantization", "lm_head", "draft_vocab", "min_logprob")
     for case in others:
         assert [name for name in levers if getattr(case, name) != getattr(default, name)] == [case.lever]
     assert len({(case.lever, case.value) for case in others}) == len(others)

@@ -56,10 +56,13 @@ def in_client(service, scenario, **options):
     return asyncio.run(main())
 
 
+ONLY_FOR_THREADS = {"claim_slot", "open_lane", "register_region"}  # they go with a CUDA stream of the caller's thread
+
+
 def test_the_words_are_those_of_the_threaded_client():
     for threaded, awaited in ((Client, AsyncClient), (Sequence, AsyncSequence)):
         for name, value in vars(threaded).items():
-            if name.startswith("_"):
+            if name.startswith("_") or name in ONLY_FOR_THREADS:
                 continue
             assert hasattr(awaited, name), name
             if callable(value) and not isinstance(value, property):
@@ -286,6 +289,18 @@ def test_without_drive_operations_are_unary(tmp_path):
             assert not client.is_driving
 
         in_client(service, scenario)
+
+
+def test_a_restart_that_nobody_has_noticed_yet_is_no_error_of_the_next_sequence(service):
+    async def scenario(client):
+        service.token = b"restarted"
+        service.cut()
+        assert (await (await client.open_sequence()).propose(0, [1], rows(1), 1)).drafts == (7,)
+        service.token = b"restarted again"
+        service.cut()
+        assert (await client.conversations.resume([1, 2, 3])).num_keys_kept == 0
+
+    in_client(service, scenario)
 
 
 def test_a_lost_session_is_opened_again_by_the_next_sequence(tmp_path):

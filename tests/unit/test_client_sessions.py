@@ -73,7 +73,7 @@ def test_memory_is_shared_where_that_is_possible(tmp_path, memory, offered, expe
         assert client.memory_kind is expected
 
 
-@pytest.mark.parametrize("options", [{"hidden_dtype": "float64"}, {"memory": "cuda"}, {"timeout_s": 0}])
+@pytest.mark.parametrize("options", [{"hidden_dtype": "float64"}, {"memory": "gpu"}, {"timeout_s": 0}])
 def test_options_that_are_wrong_by_themselves_are_refused_at_once(options):
     with pytest.raises(ValueError):
         Client("unix:///nowhere", **options)
@@ -164,6 +164,19 @@ def test_closing_does_not_need_the_service(tmp_path):
     sequence.close()
     client.close()
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("use_drive", [True, False])
+def test_a_restart_that_nobody_has_noticed_yet_is_no_error_of_the_next_sequence(tmp_path, use_drive):
+    with FakeService(tmp_path) as service, Client(service.target, use_drive=use_drive, timeout_s=10.0) as client:
+        before = client.session
+        service.token = b"restarted"
+        service.cut()
+        assert client.open_sequence().propose(0, [1], ROW, 1).drafts == (7,)
+        assert client.session is not before
+        service.token = b"restarted again"
+        service.cut()
+        assert client.conversations.resume([1, 2, 3]).num_keys_kept == 0
 
 
 @pytest.mark.parametrize("use_drive", [True, False])

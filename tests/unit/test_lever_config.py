@@ -54,6 +54,7 @@ def test_server_info_has_every_lever_resolved(config):
         "hidden_source": "post_norm",
         "recycle": "post_norm",
         "dtype": "float32",
+        "quantization": "as-stored",
         "lm_head": "as-stored",
         "lm_head_error": "0",
         "draft_vocab": "all",

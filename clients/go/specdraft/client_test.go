@@ -239,6 +239,27 @@ func TestALostSessionIsReplacedByTheNextSequence(t *testing.T) {
 	}
 }
 
+func TestARestartThatNobodyHasNoticedYetIsNoErrorOfTheNextSequence(t *testing.T) {
+	for name, options := range transports() {
+		t.Run(name, func(t *testing.T) {
+			service := start(t, fakedrafter.Options{HostMemory: true})
+			session := open(t, dial(t, service), options)
+			before := session.ID()
+			service.Restart()
+			service.Cut(nil)
+			mustPropose(t, sequenceOf(t, session), 0)
+			service.Restart()
+			service.Cut(nil)
+			if resumed, err := session.Resume(t.Context(), count(5), ResumeOptions{}); err != nil || resumed.KeysKept != 0 {
+				t.Errorf("%+v %v", resumed, err)
+			}
+			if slices.Equal(before, session.ID()) {
+				t.Error("it is the same session")
+			}
+		})
+	}
+}
+
 func TestTheLeaseIsRenewedUntilTheEnd(t *testing.T) {
 	service := start(t, fakedrafter.Options{LeaseMs: 30})
 	client := dial(t, service)

@@ -81,15 +81,35 @@ func (s *Session) OpenSequence(ctx context.Context, options SequenceOptions) (*S
 	if err := checkBudget(options.BudgetTokens); err != nil {
 		return nil, err
 	}
+	sequence, err := onLive(ctx, s, func(g *grant) (*Sequence, *Error) {
+		opened, err := openSequence(ctx, g, options)
+		if err != nil {
+			return nil, err
+		}
+		return newSequence(g, opened), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return sequence, nil
+}
+
+// onLive does work with a grant, and once more with another where the service turns out to have lost the first: nothing
+// was done then.
+func onLive[T any](ctx context.Context, s *Session, work func(*grant) (T, *Error)) (T, *Error) {
+	var none T
 	granted, err := s.live(ctx)
 	if err != nil {
-		return nil, err
+		return none, err
 	}
-	opened, err := openSequence(ctx, granted, options)
-	if err != nil {
-		return nil, err
+	result, err := work(granted)
+	if err == nil || !granted.lost() {
+		return result, err
 	}
-	return newSequence(granted, opened), nil
+	if granted, err = s.live(ctx); err != nil {
+		return none, err
+	}
+	return work(granted)
 }
 
 func checkBudget(tokens int) error {

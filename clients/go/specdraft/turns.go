@@ -59,17 +59,18 @@ func (s *Session) Resume(ctx context.Context, tokens []uint32, options ResumeOpt
 	if err := checkBudget(options.BudgetTokens); err != nil {
 		return nil, err
 	}
-	g, failed := s.live(ctx)
-	if failed != nil {
-		return nil, failed
+	resumed, err := onLive(ctx, s, func(g *grant) (*Resumed, *Error) {
+		want := wanted{tokens, options.Conversation, g.terms.layerCount, g.terms.pageRows, options.KeepCarry}
+		opened, err := s.resume(ctx, g, want, options)
+		if err != nil {
+			return nil, err
+		}
+		return &Resumed{newSequence(g, opened), opened.state.RowCount, opened.state.LastPairKey + 1}, nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	want := wanted{tokens, options.Conversation, g.terms.layerCount, g.terms.pageRows, options.KeepCarry}
-	opened, failed := s.resume(ctx, g, want, options)
-	if failed != nil {
-		return nil, failed
-	}
-	state := opened.state
-	return &Resumed{newSequence(g, opened), state.RowCount, state.LastPairKey + 1}, nil
+	return resumed, nil
 }
 
 // Parked are the carries that this session knows, the longest unused first. Some may have expired at the service.

@@ -37,8 +37,11 @@ if TYPE_CHECKING:
     )
     from specdraft.hiddens import HiddenRows
     from specdraft.items import CatchupItem, ProposeItem
+    from specdraft.lanes import EarlyItem, EarlyRound, Lane
+    from specdraft.memory import ClientGpu
     from specdraft.options import SessionOptions
     from specdraft.pairs import NextPairs, next_pairs
+    from specdraft.regions import Region
     from specdraft.sequence import Sequence
     from specdraft.server_info import HeadInfo, Limits, ServerInfo
     from specdraft.turns import Resumed
@@ -52,10 +55,13 @@ __all__ = [
     "Carry",
     "CatchupItem",
     "Client",
+    "ClientGpu",
     "Code",
     "Conversations",
     "DType",
     "DeadlineError",
+    "EarlyItem",
+    "EarlyRound",
     "FailedPreconditionError",
     "HeadInfo",
     "HiddenRows",
@@ -63,6 +69,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "KeyRange",
+    "Lane",
     "Limits",
     "MemoryKind",
     "NextPairs",
@@ -71,6 +78,7 @@ __all__ = [
     "Proposal",
     "ProposeItem",
     "Reason",
+    "Region",
     "ResourceExhaustedError",
     "Resumed",
     "RowsPolicy",
@@ -99,8 +107,11 @@ _HOMES: Final[Mapping[str, str]] = MappingProxyType(
             ("conversations", ("Conversations",)),
             ("hiddens", ("HiddenRows",)),
             ("items", ("CatchupItem", "ProposeItem")),
+            ("lanes", ("EarlyItem", "EarlyRound", "Lane")),
+            ("memory", ("ClientGpu",)),
             ("options", ("SessionOptions",)),
             ("pairs", ("NextPairs", "next_pairs")),
+            ("regions", ("Region",)),
             ("sequence", ("Sequence",)),
             ("server_info", ("HeadInfo", "Limits", "ServerInfo")),
             ("turns", ("Resumed",)),

@@ -10,9 +10,9 @@ from typing import Self, TypeAlias, Unpack
 
 from specdraft import operations
 from specdraft.answers import Carry, Proposal, SequenceState
-from specdraft.channel import open_channel
+from specdraft.channel import open_channel, socket_path
 from specdraft.conversations import Conversations
-from specdraft.errors import SpecdraftError
+from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.exchanges import Exchange
 from specdraft.items import (
     CatchupItem,
@@ -22,10 +22,12 @@ from specdraft.items import (
     propose_job,
     state_or_error,
 )
+from specdraft.lanes import Lane
 from specdraft.options import SessionKeywords, SessionOptions
+from specdraft.regions import Region
 from specdraft.sequence import Sequence
 from specdraft.server_info import ServerInfo
-from specdraft.session import Session, open_session
+from specdraft.session import Session, on_live_session, open_session
 from specdraft.terms import closed_error
 from specdraft.transport import Transport
 from specdraft.v1 import session_pb2
@@ -155,9 +157,13 @@ class Client:
             reserve: take the memory of the whole budget now.
             rows_policy: which rows it keeps.
         """
-        session = self._live_session()
-        steps = operations.open_sequence(budget_tokens, rows_policy, reserve=reserve, timeout_s=session.terms.timeout_s)
-        return Sequence(session, session.run(steps))
+
+        def open_in(session: Session) -> Sequence:
+            timeout_s = session.terms.timeout_s
+            steps = operations.open_sequence(budget_tokens, rows_policy, reserve=reserve, timeout_s=timeout_s)
+            return Sequence(session, session.run(steps))
+
+        return on_live_session(self._live_session, open_in)
 
     def propose_batch(self, items: Items[ProposeItem[Sequence]]) -> list[Proposal | SpecdraftError]:
         """`Sequence.propose` for several sequences in one call, which shares one forward.
@@ -181,6 +187,45 @@ class Client:
         with self._locked(items):
             session.run(catchup_jobs(jobs, session.terms, session.placement))
         return [state_or_error(job) for job in jobs]
+
+    def open_lane(self, stream: int) -> Lane:
+        """Opens a lane: rounds whose drafts the host never waits for. Needs CUDA memory.
+
+        Args:
+            stream: the CUDA stream that verifies (`torch.cuda.current_stream().cuda_stream`, for example).
+
+        Raises:
+            SpecdraftError: `TRANSPORT_UNAVAILABLE`: no CUDA memory, no `Drive` stream, or so few hardware queues
+                (CUDA_DEVICE_MAX_CONNECTIONS) that a lane would stop every other stream; `IN_FLIGHT_EXHAUSTED`: the
+                session has as many lanes as it may have.
+        """
+        return self._live_session().open_lane(stream, socket_path(self._target))
+
+    def claim_slot(self) -> int:
+        """An arena slot for early rounds of one sequence, this caller's until the session ends.
+
+        Raises:
+            ValueError: none is free; ask for more by `slot_count`.
+        """
+        return self._live_session().placement.claim_slot()
+
+    def register_region(self, buffer: object) -> Region:
+        """Has the service open a buffer of the target's in GPU memory: rows that lie in it are then passed, not copied.
+
+        Everything in the buffer's allocation can be read by the service, so it is best a cudaMalloc of its own.
+
+        Args:
+            buffer: a dense torch tensor on the GPU, anything with `__cuda_array_interface__`, or a `DeviceRange`.
+
+        Raises:
+            ValueError: it is no such thing.
+            SpecdraftError: `TRANSPORT_UNAVAILABLE`: the session has no CUDA memory, or the service was not started with
+                `--allow-client-regions`; `MEMORY_NOT_SHAREABLE`; `REGIONS_EXHAUSTED`.
+        """
+        regions = self._session.regions
+        if regions is None:
+            raise make_error(Reason.TRANSPORT_UNAVAILABLE, "this session has no CUDA memory", kind="region")
+        return regions.register(buffer)
 
     def free_kv(self, carry: Carry) -> None:
         """Gives a carry up."""

@@ -8,7 +8,7 @@ from specdraft.answers import Carry
 from specdraft.carry_book import CarryBook, KnownCarry, Wanted, compact
 from specdraft.options import SessionOptions
 from specdraft.sequence import Sequence
-from specdraft.session import Session
+from specdraft.session import Session, on_live_session
 from specdraft.turns import Opening, Resumed, free_carries, resume
 from specdraft.words import RowsPolicy
 
@@ -91,11 +91,15 @@ class Conversations:
             ValueError: a token is negative or needs more than 32 bits.
             SpecdraftError: what opening a sequence raises.
         """
-        session = self._live_session()
-        terms = session.terms
-        wanted = Wanted(compact(tokens), conversation, terms.layer_count, terms.page_rows, keep_carry)
-        ledger = session.run(resume(self._book, wanted, Opening(budget_tokens, rows_policy, terms.timeout_s)))
-        return Resumed.of(Sequence(session, ledger), ledger.state)
+        prompt = compact(tokens)
+
+        def resume_in(session: Session) -> Resumed[Sequence]:
+            terms = session.terms
+            wanted = Wanted(prompt, conversation, terms.layer_count, terms.page_rows, keep_carry)
+            ledger = session.run(resume(self._book, wanted, Opening(budget_tokens, rows_policy, terms.timeout_s)))
+            return Resumed.of(Sequence(session, ledger), ledger.state)
+
+        return on_live_session(self._live_session, resume_in)
 
     def adopt(self, carry: Carry, tokens: Iterable[int]) -> None:
         """Makes a carry known that was not parked by this client: one of `Client.carries`, found under the carry key.

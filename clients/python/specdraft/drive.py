@@ -48,6 +48,25 @@ class _Waiter:
         self.signal.release()
 
 
+class _Callback:
+    """Somebody who does not wait, and is called by the reading thread."""
+
+    __slots__ = ("_rpc", "_tell")
+
+    def __init__(self, rpc: str, tell: Callable[[Any, Exception | None], None]) -> None:
+        self._rpc = rpc
+        self._tell = tell
+
+    def finish(self, answer: Any, error: Exception | None) -> None:
+        if error is None:
+            try:
+                check_entry(answer.status)
+                answer = getattr(answer, DRIVE_FIELDS[self._rpc])
+            except SpecdraftError as refusal:
+                error = refusal
+        self._tell(answer, error)
+
+
 class Drive:
     """One session's stream. It attaches at once, and again (with every unanswered request) when it breaks.
 
@@ -62,10 +81,11 @@ class Drive:
         self._attach = attach
         self._target = target
         self._lock = threading.Lock()
-        self._unanswered: Unanswered[_Waiter] = Unanswered()
+        self._unanswered: Unanswered[_Waiter | _Callback] = Unanswered()
         self._reattachment = Reattachment(grace_s)
         self._outgoing: queue.SimpleQueue[bytes | None] | None = None
         self._stream: Any = None
+        self._break_listeners: list[Callable[[], None]] = []
         self._ended_stream: Any = None  # seen by a waiting caller to have ended, while the reader was still in it
         self._final: Exception | None = None
         self._closed = threading.Event()
@@ -104,6 +124,24 @@ class Drive:
             raise waiter.error
         check_entry(waiter.answer.status)
         return getattr(waiter.answer, DRIVE_FIELDS[exchange.rpc])
+
+    def post(self, exchange: Exchange, tell: Callable[[Any, Exception | None], None]) -> None:
+        """Sends the request and goes on; `tell` gets the answer or the error, once, in another thread.
+
+        Raises:
+            UnavailableError: no stream is attached right now; nothing was sent.
+        """
+        with self._lock:
+            if self._outgoing is None or self._final is not None:
+                raise UnavailableError(None, "no stream to the service is attached")
+            correlation_id = self._unanswered.next_id()
+            frame = drive_frame(exchange, correlation_id)
+            self._unanswered.add(correlation_id, frame, _Callback(exchange.rpc, tell))
+            self._outgoing.put(frame)
+
+    def when_broken(self, listener: Callable[[], None]) -> None:
+        """Has `listener` called, in the reading thread, whenever the stream has ended."""
+        self._break_listeners.append(listener)
 
     def close(self) -> None:
         """Ends the stream and its thread; callers that still wait get `UnavailableError`."""
@@ -196,6 +234,9 @@ class Drive:
             if threading.current_thread() is not self._reader:
                 return After.GIVE_UP, error
             self._stream = None
+        for listener in self._break_listeners:
+            listener()
+        with self._lock:
             self._end_sending()
             return self._reattachment.ended(error, time.monotonic()), error
 

@@ -58,6 +58,9 @@ DRIVE_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
 RESPONSES: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "GetServerInfo": session_pb2.GetServerInfoResponse,
+        "OpenLane": session_pb2.OpenLaneResponse,
+        "RegisterRegion": session_pb2.RegisterRegionResponse,
+        "UnregisterRegion": session_pb2.UnregisterRegionResponse,
         "OpenSession": session_pb2.OpenSessionResponse,
         "KeepAlive": session_pb2.KeepAliveResponse,
         "CloseSession": session_pb2.CloseSessionResponse,

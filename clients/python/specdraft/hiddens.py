@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any, Final
 
+from specdraft.memory import DeviceRange
 from specdraft.words import DType
 
 __all__ = ["HiddenRows", "read_rows"]
@@ -30,14 +31,15 @@ class HiddenRows:
     """Dense hidden rows.
 
     Attributes:
-        data: `row_count * width` elements, little-endian, row after row, as a flat view of bytes.
+        data: `row_count * width` elements, little-endian, row after row, as a flat view of bytes, or where they lie in
+            GPU memory.
         dtype: element type (bfloat16 as raw bits).
         row_count: rows.
         width: elements of a row.
         owner: whatever keeps the bytes alive while `data` is used.
     """
 
-    data: memoryview
+    data: memoryview | DeviceRange
     dtype: DType
     row_count: int
     width: int
@@ -73,7 +75,8 @@ def read_rows(value: object, dtype: DType, width: int) -> HiddenRows:
 
     Args:
         value: `HiddenRows`; bytes, bytearray or a memoryview of raw bytes; a buffer of shape [rows, width] (a numpy
-            array of float32, or of uint16 holding bfloat16 bits); or a torch tensor of shape [rows, width] on the CPU.
+            array of float32, or of uint16 holding bfloat16 bits); a torch tensor of shape [rows, width] on the CPU, or
+            on the session's GPU, where whatever computes it is in the default stream or done; or a `DeviceRange`.
         dtype: the session's element type.
         width: the session's hidden width.
 
@@ -84,6 +87,11 @@ def read_rows(value: object, dtype: DType, width: int) -> HiddenRows:
         if (value.dtype, value.width) != (dtype, width):
             raise _mismatch(f"{value.dtype.name} rows of {value.width}", dtype, width)
         return value
+    if isinstance(value, DeviceRange):
+        row_count, rest = divmod(value.nbytes, width * dtype.size_bytes)
+        if rest:
+            raise _mismatch(f"{value.nbytes} bytes of GPU memory", dtype, width)
+        return HiddenRows(value, dtype, row_count, width, value)
     if hasattr(value, "untyped_storage"):
         return _read_tensor(value, dtype, width)
     try:
@@ -108,15 +116,22 @@ def _read_buffer(view: memoryview, dtype: DType, width: int) -> HiddenRows:
 def _read_tensor(tensor: Any, dtype: DType, width: int) -> HiddenRows:
     """Reads a torch tensor through its address: bfloat16 has no buffer protocol, and torch must not be imported."""
     shape, kind, device = list(tensor.shape), str(tensor.dtype).removeprefix("torch."), str(tensor.device)
-    if device != "cpu" or kind != dtype.name.lower() or len(shape) != 2 or shape[1] != width:
+    if (
+        device.partition(":")[0] not in {"cpu", "cuda"}
+        or kind != dtype.name.lower()
+        or len(shape) != 2
+        or shape[1] != width
+    ):
         raise _mismatch(f"a {kind} tensor of shape {shape} on {device}", dtype, width)
     dense = tensor.detach().contiguous()
     size = shape[0] * width * dtype.size_bytes
     if size == 0:
         return HiddenRows(memoryview(b""), dtype, 0, width)
+    if device != "cpu":
+        return HiddenRows(DeviceRange(dense.data_ptr(), size), dtype, shape[0], width, dense)
     block = (ctypes.c_char * size).from_address(dense.data_ptr())
     return HiddenRows(memoryview(block).cast("B"), dtype, shape[0], width, dense)
 
 
 def _mismatch(given: str, dtype: DType, width: int) -> ValueError:
-    return ValueError(f"hidden rows are {given}; this session takes {dtype.name.lower()} [rows, {width}] on the CPU")
+    return ValueError(f"hidden rows are {given}; this session takes {dtype.name.lower()} [rows, {width}]")

@@ -8,11 +8,12 @@ from typing import Literal, TypeAlias, TypedDict
 
 import grpc
 
+from specdraft.memory import ClientGpu
 from specdraft.words import DType, HiddenSource
 
 __all__ = ["Memory", "SessionKeywords", "SessionOptions"]
 
-Memory: TypeAlias = Literal["auto", "host", "inline"]
+Memory: TypeAlias = Literal["auto", "cuda", "host", "inline"]
 
 
 class SessionKeywords(TypedDict, total=False):
@@ -24,6 +25,7 @@ class SessionKeywords(TypedDict, total=False):
     layer_ids: Sequence[int]
     vocab_size: int
     memory: Memory
+    gpu: ClientGpu | None
     slot_count: int
     max_drafts: int
     prefill_rows: int
@@ -47,8 +49,10 @@ class SessionOptions:
         hidden_width: elements of one hidden row; 0 = the head's own.
         layer_ids: for `HiddenSource.LAYERS`: the layers, 0-based.
         vocab_size: the target's vocabulary size, to be compared with the head's; 0 = not compared.
-        memory: "host" (shared memory), "inline" (bytes in the messages), or "auto": shared memory on a Unix socket of
-            the same host if the service grants it, else inline. `Client.memory_kind` tells which.
+        memory: "cuda" (GPU memory), "host" (shared memory), "inline" (bytes in the messages), or "auto": on a Unix
+            socket of the same host GPU memory where `gpu` is given and the service grants it, else shared memory where
+            it grants that, else inline. `Client.memory_kind` tells which.
+        gpu: the GPU that the target runs on; None = with memory "cuda" the first one that this process sees.
         slot_count: arena slots: sequences that draft at the same time without falling back to inline rows.
         max_drafts: most drafts that will be asked for; 0 = the service's limit.
         prefill_rows: rows of the arena's staging area; 0 = the service's limit.
@@ -69,6 +73,7 @@ class SessionOptions:
     layer_ids: Sequence[int] = ()
     vocab_size: int = 0
     memory: Memory = "auto"
+    gpu: ClientGpu | None = None
     slot_count: int = 1
     max_drafts: int = 0
     prefill_rows: int = 0
@@ -90,8 +95,8 @@ class SessionOptions:
         if self.hidden_dtype not in ("float32", "bfloat16"):
             message = f"hidden_dtype {self.hidden_dtype!r} is neither 'float32' nor 'bfloat16'"
             raise ValueError(message)
-        if self.memory not in ("auto", "host", "inline"):
-            message = f"memory {self.memory!r} is none of 'auto', 'host', 'inline'"
+        if self.memory not in ("auto", "cuda", "host", "inline"):
+            message = f"memory {self.memory!r} is none of 'auto', 'cuda', 'host', 'inline'"
             raise ValueError(message)
         if self.timeout_s <= 0:
             message = f"timeout_s {self.timeout_s} is not positive"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from array import array
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from specdraft.hiddens import HiddenRows
-from specdraft.memory import HostArena, SlotPool, StagingRows
+from specdraft.memory import CudaArena, DeviceRange, HostArena, SlotPool, StagingRows
+from specdraft.regions import Regions
 from specdraft.terms import SessionTerms
 from specdraft.v1 import drafter_pb2, tensor_pb2
 from specdraft.words import wire
 
-__all__ = ["MESSAGE_MARGIN_BYTES", "TOKEN_SIZE_BYTES", "Placed", "Placement"]
+__all__ = ["MESSAGE_MARGIN_BYTES", "TOKEN_SIZE_BYTES", "ClientArena", "Placed", "Placement"]
 
 TOKEN_SIZE_BYTES: Final = 5
 """Longest varint of a token id."""
@@ -22,6 +23,8 @@ MESSAGE_MARGIN_BYTES: Final = 1024
 """Room for the ids, numbers and tags of one entry and of the frame around it, in bytes; a grammar mask is extra."""
 
 _MASK_WORD_BYTES: Final = 4
+
+ClientArena: TypeAlias = HostArena | CudaArena
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Placed:
     ref: tensor_pb2.TensorRef
     row_count: int
     message_size_bytes: int
-    kind: Literal["slot", "staging", "inline"]
+    kind: Literal["slot", "staging", "inline", "region"]
     slot: int = 0
     mask: drafter_pb2.GrammarMask | None = None
 
@@ -53,9 +56,10 @@ class Placement:
         inline_rows_max: most rows of one request that travel inside the message.
     """
 
-    def __init__(self, terms: SessionTerms, arena: HostArena | None) -> None:
+    def __init__(self, terms: SessionTerms, arena: ClientArena | None, regions: Regions | None = None) -> None:
         self._terms = terms
         self._arena = arena
+        self._regions = regions
         self._lock = threading.Lock()
         self._slots = SlotPool(arena.layout.slot_count if arena else 0)
         self._staging = StagingRows(arena.layout.prefill_row_count if arena else 0)
@@ -63,7 +67,20 @@ class Placement:
         self.inline_rows_max = max(1, room // (terms.row_size_bytes + TOKEN_SIZE_BYTES))
 
     def place(self, rows: HiddenRows) -> Placed:
-        """Places the rows in a slot, else in the staging area, else (as many as a message takes) inline."""
+        """Places the rows in a slot, else in the staging area, else (as many as a message takes) inline.
+
+        Rows that lie in a region stay there.
+
+        Raises:
+            ValueError: the rows are in GPU memory, and this session shares none.
+        """
+        if isinstance(rows.data, DeviceRange):
+            if not isinstance(self._arena, CudaArena):
+                text = "the hidden rows are in GPU memory, and this session shares none"
+                raise ValueError(text)  # noqa: TRY004  # the type is right, the session is not
+            place = self._regions.find(rows.data) if self._regions is not None and rows.row_count else None
+            if place is not None:
+                return Placed(self._ref(rows, region=place), rows.row_count, self._message_size(rows), "region")
         if self._arena is not None and rows.row_count:
             placed = self._place_in_slot(self._arena, rows) or self._place_in_staging(self._arena, rows)
             if placed is not None:
@@ -97,6 +114,23 @@ class Placement:
             elif placed.kind == "staging":
                 self._staging.release()
 
+    def claim_slot(self) -> int:
+        """A slot for device-resident rounds, the caller's until `give_slot`.
+
+        Raises:
+            ValueError: none is free; ask for more by `slot_count`.
+        """
+        with self._lock:
+            slot = self._slots.take()
+        if slot is None:
+            raise ValueError("no arena slot is free: ask for more by slot_count")
+        return slot
+
+    def give_slot(self, slot: int) -> None:
+        """Gives a claimed slot back."""
+        with self._lock:
+            self._slots.give(slot)
+
     @property
     def in_use_count(self) -> int:
         """Slots and staging claims not given back."""
@@ -104,23 +138,23 @@ class Placement:
             slot_count = self._arena.layout.slot_count if self._arena else 0
             return slot_count - self._slots.free_count + self._staging.claim_count
 
-    def _place_in_slot(self, arena: HostArena, rows: HiddenRows) -> Placed | None:
+    def _place_in_slot(self, arena: ClientArena, rows: HiddenRows) -> Placed | None:
         if rows.row_count > arena.layout.slot_row_count:
             return None
         with self._lock:
             slot = self._slots.take()
         if slot is None:
             return None
-        arena.write_rows(rows.data, arena.slot_rows(slot, rows.row_count))
+        _write(arena, rows, arena.slot_rows(slot, rows.row_count))
         ref = self._ref(rows, arena_slot=tensor_pb2.ArenaSlot(slot=slot))
         return Placed(ref, rows.row_count, self._message_size(rows), "slot", slot)
 
-    def _place_in_staging(self, arena: HostArena, rows: HiddenRows) -> Placed | None:
+    def _place_in_staging(self, arena: ClientArena, rows: HiddenRows) -> Placed | None:
         with self._lock:
             first_row = self._staging.claim(rows.row_count)
         if first_row is None:
             return None
-        arena.write_rows(rows.data, arena.staging_rows(first_row, rows.row_count))
+        _write(arena, rows, arena.staging_rows(first_row, rows.row_count))
         ref = self._ref(rows, arena_staging=tensor_pb2.ArenaStaging(first_row=first_row))
         return Placed(ref, rows.row_count, self._message_size(rows), "staging")
 
@@ -129,11 +163,26 @@ class Placement:
         rows: HiddenRows,
         arena_slot: tensor_pb2.ArenaSlot | None = None,
         arena_staging: tensor_pb2.ArenaStaging | None = None,
+        region: tensor_pb2.RegionRange | None = None,
     ) -> tensor_pb2.TensorRef:
         return tensor_pb2.TensorRef(
-            arena_slot=arena_slot, arena_staging=arena_staging, dtype=wire(self._terms.dtype), row_count=rows.row_count
+            arena_slot=arena_slot,
+            arena_staging=arena_staging,
+            region=region,
+            dtype=wire(self._terms.dtype),
+            row_count=rows.row_count,
         )
 
     @staticmethod
     def _message_size(rows: HiddenRows) -> int:
         return MESSAGE_MARGIN_BYTES + TOKEN_SIZE_BYTES * rows.row_count
+
+
+def _write(arena: ClientArena, rows: HiddenRows, target: memoryview | DeviceRange) -> None:
+    if isinstance(target, DeviceRange):
+        assert isinstance(arena, CudaArena), "only it has such views"
+        arena.write_rows(rows.data, target)
+    else:
+        assert isinstance(arena, HostArena), "only it has such views"
+        assert isinstance(rows.data, memoryview), "place has checked it"
+        arena.write_rows(rows.data, target)

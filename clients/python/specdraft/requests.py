@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 from typing import Final
 
+from specdraft.errors import Reason, make_error
+from specdraft.memory import ClientGpu, CudaError
 from specdraft.options import SessionOptions
 from specdraft.server_info import ServerInfo
 from specdraft.v1 import session_pb2
 from specdraft.words import PROTOCOL_VERSION, MemoryKind, wire
 
-__all__ = ["choose_memory", "open_session_request", "read_boot_id"]
+__all__ = ["choose_gpu", "choose_memory", "open_session_request", "read_boot_id"]
 
 _BOOT_ID_PATH: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -25,14 +27,32 @@ def choose_memory(options: SessionOptions, info: ServerInfo, socket_path: str, b
     """Resolves `memory`: "auto" means shared memory on a Unix socket of the same host where the service grants it."""
     if options.memory == "inline":
         return MemoryKind.INLINE
-    if options.memory == "host":
-        return MemoryKind.HOST
+    if options.memory in {"host", "cuda"}:
+        return MemoryKind.HOST if options.memory == "host" else MemoryKind.CUDA
     same_host = bool(socket_path) and bool(boot_id) and boot_id == info.boot_id
+    if same_host and options.gpu is not None and MemoryKind.CUDA in info.memory_kinds:
+        return MemoryKind.CUDA
     return MemoryKind.HOST if same_host and MemoryKind.HOST in info.memory_kinds else MemoryKind.INLINE
 
 
+def choose_gpu(options: SessionOptions, kind: MemoryKind) -> ClientGpu | None:
+    """The GPU that memory is shared on; None where none is.
+
+    Raises:
+        FailedPreconditionError: `TRANSPORT_UNAVAILABLE`: GPU memory was asked for, and there is no GPU.
+    """
+    if kind is not MemoryKind.CUDA or options.gpu is not None:
+        return options.gpu if kind is MemoryKind.CUDA else None
+    try:
+        return ClientGpu()
+    except (ImportError, CudaError, IndexError) as error:
+        raise make_error(
+            Reason.TRANSPORT_UNAVAILABLE, f"this process has no CUDA memory to share: {error}", kind="CUDA"
+        ) from error
+
+
 def open_session_request(
-    options: SessionOptions, info: ServerInfo, kind: MemoryKind, boot_id: str
+    options: SessionOptions, info: ServerInfo, kind: MemoryKind, boot_id: str, gpu: ClientGpu | None
 ) -> session_pb2.OpenSessionRequest:
     """The handshake."""
     return session_pb2.OpenSessionRequest(
@@ -48,7 +68,8 @@ def open_session_request(
         prefill_row_count=options.prefill_rows,
         with_masks=options.with_masks,
         boot_id=boot_id,
-        pid=os.getpid(),
+        pid=gpu.pid if gpu else os.getpid(),
+        device_uuid=gpu.uuid if gpu else b"",
         carry_key=options.carry_key,
         client_name=options.client_name,
     )

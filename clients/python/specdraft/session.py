@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
 import grpc
 
 from specdraft.channel import socket_path
-from specdraft.errors import SpecdraftError
+from specdraft.errors import NotFoundError, Reason, SpecdraftError, make_error
 from specdraft.exchanges import Exchange, Steps, perform
+from specdraft.lanes import LANE_TIMEOUT_FACTOR, Lane, check_connections
 from specdraft.lease import Lease, keep_alive
-from specdraft.memory import HostArena, fetch_descriptor, side_socket_path
+from specdraft.memory import ClientGpu, CudaArena, HostArena, fetch_descriptor, side_socket_path
 from specdraft.options import SessionOptions
-from specdraft.placement import Placement
-from specdraft.requests import choose_memory, open_session_request, read_boot_id
+from specdraft.placement import ClientArena, Placement
+from specdraft.regions import Regions
+from specdraft.requests import choose_gpu, choose_memory, open_session_request, read_boot_id
 from specdraft.server_info import ServerInfo
 from specdraft.terms import SessionTerms, closed_error, read_layout, read_terms
 from specdraft.transport import Transport
 from specdraft.v1 import session_pb2
 from specdraft.words import MemoryKind
 
-__all__ = ["Session", "map_arena", "open_session"]
+__all__ = ["Session", "map_arena", "on_live_session", "open_session"]
 
 T = TypeVar("T")
 
@@ -29,12 +32,18 @@ T = TypeVar("T")
 class Session:
     """An open session. Owns its transport, its lease thread and its arena."""
 
-    def __init__(self, transport: Transport, terms: SessionTerms, arena: HostArena | None, *, use_drive: bool) -> None:
+    def __init__(
+        self, transport: Transport, terms: SessionTerms, arena: ClientArena | None, *, use_drive: bool
+    ) -> None:
         self.terms = terms
-        self.placement = Placement(terms, arena)
+        self.regions: Regions | None = None
+        if isinstance(arena, CudaArena):
+            self.regions = Regions(arena.gpu, transport.call, terms.timeout_s)
+        self.placement = Placement(terms, arena, self.regions)
         self._transport = transport
         self._arena = arena
         self._closed = False
+        self._lanes: list[Lane] = []
         if use_drive:
             transport.start_drive(terms.grace_s)
         self._lease = Lease(transport.call, terms.lease_s, terms.timeout_s)
@@ -48,6 +57,18 @@ class Session:
     def is_driving(self) -> bool:
         """Whether calls go over the `Drive` stream."""
         return self._transport.is_driving
+
+    def open_lane(self, stream: int, own_socket: str) -> Lane:
+        """Opens a lane beside the target's `stream`. See `Client.open_lane`."""
+        arena, drive = self._arena, self._transport.drive
+        if not isinstance(arena, CudaArena) or drive is None:
+            raise make_error(Reason.TRANSPORT_UNAVAILABLE, "lanes need CUDA memory and the Drive stream", kind="lane")
+        self._lanes = [lane for lane in self._lanes if not lane.is_over]
+        check_connections(len(self._lanes) + 1)
+        exchange = Exchange("OpenLane", session_pb2.OpenLaneRequest(), LANE_TIMEOUT_FACTOR * self.terms.timeout_s)
+        lane = Lane(self._transport.call(exchange), arena, drive, stream, own_socket=own_socket, terms=self.terms)
+        self._lanes.append(lane)
+        return lane
 
     def run(self, steps: Steps[T]) -> T:
         """Performs the steps of an operation.
@@ -65,21 +86,44 @@ class Session:
             return
         self._closed = True
         self._lease.close()
+        for lane in self._lanes:
+            lane.close()
         self._transport.stop_drive()  # first, so that it does not attach again to a session that is ending
         if not self.lost:
             with suppress(SpecdraftError):
                 self._transport.call(Exchange("CloseSession", session_pb2.CloseSessionRequest(), self.terms.timeout_s))
         self._transport.close()
+        if self.regions is not None:
+            self.regions.close()
         if self._arena is not None:
             self._arena.close()
 
 
-def map_arena(answer: session_pb2.OpenSessionResponse, terms: SessionTerms, own_socket: str) -> HostArena | None:
-    """Maps the session's host arena; None where rows travel inline.
+def on_live_session(live_session: Callable[[], Session], work: Callable[[Session], T]) -> T:
+    """Does work with a session, and once more with a new one where the service turns out to have lost it.
+
+    A service that has restarted tells so only when it is asked; nothing was done then.
+    """
+    session = live_session()
+    try:
+        return work(session)
+    except NotFoundError:
+        if not session.lost:
+            raise
+    return work(live_session())
+
+
+def map_arena(
+    answer: session_pb2.OpenSessionResponse, terms: SessionTerms, own_socket: str, gpu: ClientGpu | None
+) -> ClientArena | None:
+    """Maps the session's arena; None where rows travel inline.
 
     Raises:
-        FailedPreconditionError: `TRANSPORT_UNAVAILABLE`: the side socket does not give the arena.
+        FailedPreconditionError: `TRANSPORT_UNAVAILABLE`: the side socket does not give the arena;
+            `MEMORY_NOT_SHAREABLE`, `SAME_PID`: the driver does not open it.
     """
+    if terms.memory_kind is MemoryKind.CUDA and gpu is not None:
+        return CudaArena(gpu, answer.arena.cuda_ipc_handle, read_layout(answer.arena, terms))
     if terms.memory_kind is not MemoryKind.HOST:
         return None
     path = side_socket_path(answer.arena.descriptor_socket, own_socket)
@@ -91,13 +135,14 @@ def open_session(channel: grpc.Channel, target: str, options: SessionOptions, in
     """Opens a session, maps its arena and proves the mapping."""
     boot_id, own_socket = read_boot_id(), socket_path(target)
     kind = choose_memory(options, info, own_socket, boot_id)
-    request = open_session_request(options, info, kind, boot_id)
+    gpu = choose_gpu(options, kind)
+    request = open_session_request(options, info, kind, boot_id, gpu)
     answer = Transport(channel).call(Exchange("OpenSession", request, options.timeout_s))
     terms = read_terms(options, info, answer)
     transport = Transport(channel, answer.session_token, target)
     arena = None
     try:
-        arena = map_arena(answer, terms, own_socket)
+        arena = map_arena(answer, terms, own_socket, gpu)
         # The first KeepAlive proves the mapping before anything refers to it.
         transport.call(keep_alive(options.timeout_s, arena.nonce() if arena else b""))
         return Session(transport, terms, arena, use_drive=options.use_drive)

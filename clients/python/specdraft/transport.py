@@ -80,6 +80,11 @@ class Transport:
                 raise closed_error() from error
             raise
 
+    @property
+    def drive(self) -> Drive | None:
+        """The stream; None where there is none."""
+        return self._drive
+
     def stop_drive(self) -> None:
         """Ends the stream."""
         if self._drive is not None:

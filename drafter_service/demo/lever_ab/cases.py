@@ -10,7 +10,7 @@ from pathlib import Path
 from drafter_service.demo.lever_ab.drafting import draft_at_positions
 from drafter_service.demo.lever_ab.windows import Halves, Window
 from drafter_service.engine.batch import RunResult
-from drafter_service.heads import HiddenSource, LmHeadPrecision, MtpHead, RecycleSource
+from drafter_service.heads import BodyPrecision, HiddenSource, LmHeadPrecision, MtpHead, RecycleSource
 
 Drafting = Callable[[MtpHead, Sequence[Window], int, float | None], list[RunResult]]
 
@@ -29,6 +29,7 @@ class Case:
         value: what it is set to.
         hidden_source: None = the family's.
         recycle: None = the family's.
+        quantization: precision of the projections.
         lm_head: precision of the LM head.
         draft_vocab: all, first:N or ids:FILE.
         min_logprob: of the confidence stop; None = none.
@@ -40,6 +41,7 @@ class Case:
     value: str
     hidden_source: HiddenSource | None = None
     recycle: RecycleSource | None = None
+    quantization: BodyPrecision = BodyPrecision.AS_STORED
     lm_head: LmHeadPrecision = LmHeadPrecision.AS_STORED
     draft_vocab: str = "all"
     min_logprob: float | None = None
@@ -54,6 +56,8 @@ def make_cases(halves: Halves, folder: Path) -> list[Case]:
         Case("recycle", "pre_norm", recycle=RecycleSource.PRE_NORM),
     ]
     precisions = (LmHeadPrecision.BF16, LmHeadPrecision.FP8, LmHeadPrecision.NVFP4)
+    bodies = (BodyPrecision.FP8, BodyPrecision.NVFP4)
+    cases += [Case("quantization", body.value, quantization=body) for body in bodies]
     cases += [Case("lm_head", precision.value, lm_head=precision) for precision in precisions]
     cases += [Case("draft_vocab", f"first:{count}", draft_vocab=f"first:{count}") for count in FIRST]
     for ids in _distinct([halves.frequent_ids(count) for count in FREQUENT]):

@@ -91,6 +91,7 @@ def _load(case: Case, head: Path) -> MtpHead:
         dtype=torch.float32,
         hidden_source=case.hidden_source,
         recycle=case.recycle,
+        quantization=case.quantization,
         lm_head=case.lm_head,
         draft_vocab=case.draft_vocab,
     )

@@ -42,6 +42,8 @@ type settings struct {
 	times   int
 	drafts  int
 	asJSON  bool
+	// ca, certificate and key are files of mutual TLS.
+	ca, certificate, key string
 }
 
 func commands() []command {
@@ -74,6 +76,9 @@ func run(ctx context.Context, out, complaints io.Writer, arguments []string) int
 	flags.DurationVar(&said.every, "every", 2*time.Second, "time between two lines of watch")
 	flags.IntVar(&said.times, "times", 0, "lines of watch; 0 = until interrupted")
 	flags.IntVar(&said.drafts, "drafts", 3, "drafts that propose asks for")
+	flags.StringVar(&said.ca, "tls-ca", "", "PEM CA that signed the service's certificate, for a target host:port")
+	flags.StringVar(&said.certificate, "tls-cert", "", "PEM certificate of this client")
+	flags.StringVar(&said.key, "tls-key", "", "PEM key of this client")
 	flags.BoolVar(&said.asJSON, "json", false, "print JSON")
 	if len(arguments) == 0 {
 		flags.Usage()

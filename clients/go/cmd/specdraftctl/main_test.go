@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -66,6 +68,54 @@ func TestProposeDraftsForAFile(t *testing.T) {
 	}
 	if _, _, code := ctl(t, "propose", "--target", service.Target()); code != 1 {
 		t.Error(code)
+	}
+}
+
+// serveTLS starts a fake that wants a certificate of the CA's, and returns where the files are.
+func serveTLS(t *testing.T) (*fakedrafter.Service, string) {
+	t.Helper()
+	directory := t.TempDir()
+	if err := fakedrafter.WriteCertificates(directory); err != nil {
+		t.Fatal(err)
+	}
+	own, err := tls.LoadX509KeyPair(filepath.Join(directory, "one.crt"), filepath.Join(directory, "one.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(directory, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(text)
+	service, err := fakedrafter.Start(fakedrafter.Options{TLS: &tls.Config{
+		Certificates: []tls.Certificate{own}, ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(service.Close)
+	return service, directory
+}
+
+func TestOverTCPBothSidesShowACertificate(t *testing.T) {
+	service, files := serveTLS(t)
+	in := func(name string) string { return filepath.Join(files, name) }
+	row := "[0,1,2,3,4,5,6,7]"
+	asked := write(t, fmt.Sprintf(`{"tokens": [1,2,3], "hiddens": [%s,%s]}`, row, row))
+	all := []string{"propose", "--target", service.Target(), "--timeout", "3s", "--tls-ca", in("ca.crt")}
+	good := append(all[:len(all):len(all)], "--tls-cert", in("one.crt"), "--tls-key", in("one.key"), asked)
+	if out, said, code := ctl(t, good...); code != 0 || !strings.Contains(out, "complete") {
+		t.Error(out, said, code)
+	}
+	for _, wrong := range [][]string{
+		append(all[:len(all):len(all)], asked),
+		append(all[:len(all):len(all)], "--tls-cert", in("nothing"), "--tls-key", in("one.key"), asked),
+		{"propose", "--target", service.Target(), "--timeout", "300ms", asked},
+	} {
+		if _, said, code := ctl(t, wrong...); code != 1 || said == "" {
+			t.Errorf("%v: %q %d", wrong, said, code)
+		}
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -45,7 +44,7 @@ func printJSON(out io.Writer, message proto.Message) error {
 }
 
 func info(ctx context.Context, out io.Writer, flags settings, _ []string) error {
-	client, err := specdraft.Dial(ctx, flags.target, specdraft.WithTimeout(flags.timeout))
+	client, err := dial(ctx, flags)
 	if err != nil {
 		return err
 	}
@@ -80,12 +79,25 @@ func trimmed(source pb.HiddenSource) string {
 }
 
 // connect opens a connection for services beside Drafter.
-func connect(target string) (*grpc.ClientConn, error) {
-	return grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+func connect(target string, flags settings) (*grpc.ClientConn, error) {
+	creds, err := flags.credentials()
+	if err != nil {
+		return nil, err
+	}
+	return grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
+}
+
+// dial opens a client.
+func dial(ctx context.Context, flags settings) (*specdraft.Client, error) {
+	creds, err := flags.credentials()
+	if err != nil {
+		return nil, err
+	}
+	return specdraft.Dial(ctx, flags.target, specdraft.WithTimeout(flags.timeout), specdraft.WithTransportCredentials(creds))
 }
 
 func health(ctx context.Context, out io.Writer, flags settings, _ []string) error {
-	conn, err := connect(flags.target)
+	conn, err := connect(flags.target, flags)
 	if err != nil {
 		return err
 	}
@@ -110,7 +122,7 @@ func sessions(ctx context.Context, out io.Writer, flags settings, _ []string) er
 	if admin == "" {
 		admin = flags.target + ".admin"
 	}
-	conn, err := connect(admin)
+	conn, err := connect(admin, flags)
 	if err != nil {
 		return err
 	}
@@ -174,7 +186,7 @@ func propose(ctx context.Context, out io.Writer, flags settings, arguments []str
 	if err != nil {
 		return err
 	}
-	client, err := specdraft.Dial(ctx, flags.target, specdraft.WithTimeout(flags.timeout))
+	client, err := dial(ctx, flags)
 	if err != nil {
 		return err
 	}

@@ -57,6 +57,9 @@ func (a *hostArena) staging(first, count int) []byte {
 }
 
 func (a *hostArena) close() {
+	if a.file == nil {
+		return // a device's memory, which is the test's
+	}
 	_ = unix.Munmap(a.data) // both only free what the fake holds
 	_ = a.file.Close()
 }
@@ -124,12 +127,29 @@ func (s *sideSocket) newArena(slots int) (*pb.Arena, error) {
 		s.arena.close()
 	}
 	s.arena, s.token = &hostArena{file, data}, newBytes()
+	said := layout(pb.MemoryKind_MEMORY_KIND_HOST, slots)
+	said.DescriptorToken, said.DescriptorSocket = s.token, s.path
+	return said, nil
+}
+
+// newDeviceArena takes memory of a (fake) GPU for an arena.
+func (s *sideSocket) newDeviceArena(slots int, device *DeviceMemory) *pb.Arena {
+	handle, data := device.Export(arenaSize)
+	copy(data[nonceOffset:], newBytes())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.arena = &hostArena{data: data}
+	said := layout(pb.MemoryKind_MEMORY_KIND_CUDA, slots)
+	said.CudaIpcHandle, said.DeviceUuid = handle[:], device.UUID[:]
+	return said
+}
+
+func layout(kind pb.MemoryKind, slots int) *pb.Arena {
 	return &pb.Arena{
-		Kind: pb.MemoryKind_MEMORY_KIND_HOST, SizeBytes: arenaSize, SlotCount: uint32(slots), SlotsOffsetBytes: slotsOffset,
+		Kind: kind, SizeBytes: arenaSize, SlotCount: uint32(slots), SlotsOffsetBytes: slotsOffset,
 		SlotStrideBytes: slotStride, StagingOffsetBytes: stagingOffset, PrefillRowCount: PrefillRows,
 		HiddenRowStrideBytes: Stride, NonceOffsetBytes: nonceOffset, Slot: &pb.SlotLayout{HiddenOffsetBytes: hiddenOffset},
-		DescriptorToken: s.token, DescriptorSocket: s.path,
-	}, nil
+	}
 }
 
 func mapSealed(descriptor int) ([]byte, error) {

@@ -178,6 +178,12 @@ func (s *Service) OpenSession(_ context.Context, request *pb.OpenSessionRequest)
 	for _, carry := range s.carries {
 		said.Carries = append(said.Carries, carry)
 	}
+	if request.MemoryKind == pb.MemoryKind_MEMORY_KIND_CUDA {
+		if s.options.Device == nil || string(request.DeviceUuid) != string(s.options.Device.UUID[:]) {
+			return nil, &Refusal{codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_GPU_UUID_NOT_VISIBLE}
+		}
+		said.Arena = s.side.newDeviceArena(int(request.SlotCount), s.options.Device)
+	}
 	if request.MemoryKind == pb.MemoryKind_MEMORY_KIND_HOST {
 		arena, err := s.side.newArena(int(request.SlotCount))
 		if err != nil {

@@ -6,6 +6,7 @@ package fakedrafter
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -62,6 +64,16 @@ type Options struct {
 	NoDrive    bool
 	LeaseMs    uint32
 	GraceMs    uint32
+	// TLS makes it listen on TCP instead of a Unix socket.
+	TLS *tls.Config
+	// Device is where arenas of MEMORY_KIND_CUDA come from.
+	Device *DeviceMemory
+}
+
+// DeviceMemory exports memory of a fake GPU.
+type DeviceMemory struct {
+	UUID   [16]byte
+	Export func(size int) (handle [64]byte, data []byte)
 }
 
 // Service is a running fake.
@@ -73,6 +85,7 @@ type Service struct {
 
 	options   Options
 	directory string
+	target    string
 	server    *grpc.Server
 	side      *sideSocket
 
@@ -118,21 +131,30 @@ func Start(options Options) (*Service, error) {
 
 // Listen serves, for the first time or again after Stop.
 func (s *Service) Listen() error {
-	listener, err := net.Listen("unix", filepath.Join(s.directory, "s.sock"))
+	network, address, options := "unix", filepath.Join(s.directory, "s.sock"), []grpc.ServerOption(nil)
+	if s.options.TLS != nil {
+		network, address = "tcp", "127.0.0.1:0"
+		options = append(options, grpc.Creds(credentials.NewTLS(s.options.TLS)))
+	}
+	listener, err := net.Listen(network, address)
 	if err != nil {
 		return err
+	}
+	s.target = "unix://" + address
+	if network == "tcp" {
+		s.target = listener.Addr().String()
 	}
 	if s.side, err = listenSide(filepath.Join(s.directory, "s.sock.fd")); err != nil {
 		return err
 	}
-	s.server = grpc.NewServer()
+	s.server = grpc.NewServer(options...)
 	pb.RegisterDrafterServer(s.server, s)
 	go func(server *grpc.Server) { _ = server.Serve(listener) }(s.server) // it ends with Stop
 	return nil
 }
 
 // Target is the address for Dial.
-func (s *Service) Target() string { return "unix://" + filepath.Join(s.directory, "s.sock") }
+func (s *Service) Target() string { return s.target }
 
 // Stop breaks every connection and listens no more.
 func (s *Service) Stop() {

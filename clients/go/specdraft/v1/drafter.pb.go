@@ -1252,10 +1252,13 @@ func (x *ProposeRequest) GetLaneTicket() *LaneTicket {
 	return nil
 }
 
-// Orders a round by device counters.
+// Orders a round by device counters. Every entry's pairs then stand in its arena slot (`first_key`, `pair_count`,
+// `tokens`, `hidden`), where the client's stream leaves them before it writes `ready` = ticket: the entry names the slot
+// in `pairs.hiddens.arena_slot`, with `row_count` 0, and no tokens. Its outputs are in the same slot. The answer comes at
+// once and brings no drafts, no state and no row counts.
 type LaneTicket struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Lane of the session.
+	// Lane of the session, from `OpenLane`.
 	Lane uint32 `protobuf:"varint,1,opt,name=lane,proto3" json:"lane,omitempty"`
 	// Its ticket: the lane's last one plus one.
 	Ticket uint64 `protobuf:"varint,2,opt,name=ticket,proto3" json:"ticket,omitempty"`
@@ -2993,14 +2996,15 @@ const file_specdraft_v1_drafter_proto_rawDesc = "" +
 	"\x16STOP_REASON_CONFIDENCE\x10\x03\x12\x17\n" +
 	"\x13STOP_REASON_GRAMMAR\x10\x04\x12\x1e\n" +
 	"\x1aSTOP_REASON_POSITION_LIMIT\x10\x05\x12\x15\n" +
-	"\x11STOP_REASON_PAGES\x10\x062\xc2\v\n" +
+	"\x11STOP_REASON_PAGES\x10\x062\x8d\f\n" +
 	"\aDrafter\x12X\n" +
 	"\rGetServerInfo\x12\".specdraft.v1.GetServerInfoRequest\x1a#.specdraft.v1.GetServerInfoResponse\x12R\n" +
 	"\vOpenSession\x12 .specdraft.v1.OpenSessionRequest\x1a!.specdraft.v1.OpenSessionResponse\x12L\n" +
 	"\tKeepAlive\x12\x1e.specdraft.v1.KeepAliveRequest\x1a\x1f.specdraft.v1.KeepAliveResponse\x12U\n" +
 	"\fCloseSession\x12!.specdraft.v1.CloseSessionRequest\x1a\".specdraft.v1.CloseSessionResponse\x12[\n" +
 	"\x0eRegisterRegion\x12#.specdraft.v1.RegisterRegionRequest\x1a$.specdraft.v1.RegisterRegionResponse\x12a\n" +
-	"\x10UnregisterRegion\x12%.specdraft.v1.UnregisterRegionRequest\x1a&.specdraft.v1.UnregisterRegionResponse\x12U\n" +
+	"\x10UnregisterRegion\x12%.specdraft.v1.UnregisterRegionRequest\x1a&.specdraft.v1.UnregisterRegionResponse\x12I\n" +
+	"\bOpenLane\x12\x1d.specdraft.v1.OpenLaneRequest\x1a\x1e.specdraft.v1.OpenLaneResponse\x12U\n" +
 	"\fOpenSequence\x12!.specdraft.v1.OpenSequenceRequest\x1a\".specdraft.v1.OpenSequenceResponse\x12R\n" +
 	"\vGetSequence\x12 .specdraft.v1.GetSequenceRequest\x1a!.specdraft.v1.GetSequenceResponse\x12U\n" +
 	"\fForkSequence\x12!.specdraft.v1.ForkSequenceRequest\x1a\".specdraft.v1.ForkSequenceResponse\x12I\n" +
@@ -3079,11 +3083,13 @@ var file_specdraft_v1_drafter_proto_goTypes = []any{
 	(*CloseSessionRequest)(nil),      // 46: specdraft.v1.CloseSessionRequest
 	(*RegisterRegionRequest)(nil),    // 47: specdraft.v1.RegisterRegionRequest
 	(*UnregisterRegionRequest)(nil),  // 48: specdraft.v1.UnregisterRegionRequest
-	(*GetServerInfoResponse)(nil),    // 49: specdraft.v1.GetServerInfoResponse
-	(*OpenSessionResponse)(nil),      // 50: specdraft.v1.OpenSessionResponse
-	(*CloseSessionResponse)(nil),     // 51: specdraft.v1.CloseSessionResponse
-	(*RegisterRegionResponse)(nil),   // 52: specdraft.v1.RegisterRegionResponse
-	(*UnregisterRegionResponse)(nil), // 53: specdraft.v1.UnregisterRegionResponse
+	(*OpenLaneRequest)(nil),          // 49: specdraft.v1.OpenLaneRequest
+	(*GetServerInfoResponse)(nil),    // 50: specdraft.v1.GetServerInfoResponse
+	(*OpenSessionResponse)(nil),      // 51: specdraft.v1.OpenSessionResponse
+	(*CloseSessionResponse)(nil),     // 52: specdraft.v1.CloseSessionResponse
+	(*RegisterRegionResponse)(nil),   // 53: specdraft.v1.RegisterRegionResponse
+	(*UnregisterRegionResponse)(nil), // 54: specdraft.v1.UnregisterRegionResponse
+	(*OpenLaneResponse)(nil),         // 55: specdraft.v1.OpenLaneResponse
 }
 var file_specdraft_v1_drafter_proto_depIdxs = []int32{
 	37, // 0: specdraft.v1.EntryStatus.reason:type_name -> specdraft.v1.ErrorReason
@@ -3146,38 +3152,40 @@ var file_specdraft_v1_drafter_proto_depIdxs = []int32{
 	46, // 57: specdraft.v1.Drafter.CloseSession:input_type -> specdraft.v1.CloseSessionRequest
 	47, // 58: specdraft.v1.Drafter.RegisterRegion:input_type -> specdraft.v1.RegisterRegionRequest
 	48, // 59: specdraft.v1.Drafter.UnregisterRegion:input_type -> specdraft.v1.UnregisterRegionRequest
-	4,  // 60: specdraft.v1.Drafter.OpenSequence:input_type -> specdraft.v1.OpenSequenceRequest
-	6,  // 61: specdraft.v1.Drafter.GetSequence:input_type -> specdraft.v1.GetSequenceRequest
-	8,  // 62: specdraft.v1.Drafter.ForkSequence:input_type -> specdraft.v1.ForkSequenceRequest
-	10, // 63: specdraft.v1.Drafter.Truncate:input_type -> specdraft.v1.TruncateRequest
-	12, // 64: specdraft.v1.Drafter.CloseSequence:input_type -> specdraft.v1.CloseSequenceRequest
-	15, // 65: specdraft.v1.Drafter.Catchup:input_type -> specdraft.v1.CatchupRequest
-	19, // 66: specdraft.v1.Drafter.Propose:input_type -> specdraft.v1.ProposeRequest
-	25, // 67: specdraft.v1.Drafter.ReadDrafts:input_type -> specdraft.v1.ReadDraftsRequest
-	27, // 68: specdraft.v1.Drafter.TakeKV:input_type -> specdraft.v1.TakeKVRequest
-	30, // 69: specdraft.v1.Drafter.InstallKV:input_type -> specdraft.v1.InstallKVRequest
-	32, // 70: specdraft.v1.Drafter.FreeKV:input_type -> specdraft.v1.FreeKVRequest
-	34, // 71: specdraft.v1.Drafter.Drive:input_type -> specdraft.v1.DriveRequest
-	49, // 72: specdraft.v1.Drafter.GetServerInfo:output_type -> specdraft.v1.GetServerInfoResponse
-	50, // 73: specdraft.v1.Drafter.OpenSession:output_type -> specdraft.v1.OpenSessionResponse
-	43, // 74: specdraft.v1.Drafter.KeepAlive:output_type -> specdraft.v1.KeepAliveResponse
-	51, // 75: specdraft.v1.Drafter.CloseSession:output_type -> specdraft.v1.CloseSessionResponse
-	52, // 76: specdraft.v1.Drafter.RegisterRegion:output_type -> specdraft.v1.RegisterRegionResponse
-	53, // 77: specdraft.v1.Drafter.UnregisterRegion:output_type -> specdraft.v1.UnregisterRegionResponse
-	5,  // 78: specdraft.v1.Drafter.OpenSequence:output_type -> specdraft.v1.OpenSequenceResponse
-	7,  // 79: specdraft.v1.Drafter.GetSequence:output_type -> specdraft.v1.GetSequenceResponse
-	9,  // 80: specdraft.v1.Drafter.ForkSequence:output_type -> specdraft.v1.ForkSequenceResponse
-	11, // 81: specdraft.v1.Drafter.Truncate:output_type -> specdraft.v1.TruncateResponse
-	13, // 82: specdraft.v1.Drafter.CloseSequence:output_type -> specdraft.v1.CloseSequenceResponse
-	17, // 83: specdraft.v1.Drafter.Catchup:output_type -> specdraft.v1.CatchupResponse
-	23, // 84: specdraft.v1.Drafter.Propose:output_type -> specdraft.v1.ProposeResponse
-	26, // 85: specdraft.v1.Drafter.ReadDrafts:output_type -> specdraft.v1.ReadDraftsResponse
-	28, // 86: specdraft.v1.Drafter.TakeKV:output_type -> specdraft.v1.TakeKVResponse
-	31, // 87: specdraft.v1.Drafter.InstallKV:output_type -> specdraft.v1.InstallKVResponse
-	33, // 88: specdraft.v1.Drafter.FreeKV:output_type -> specdraft.v1.FreeKVResponse
-	35, // 89: specdraft.v1.Drafter.Drive:output_type -> specdraft.v1.DriveResponse
-	72, // [72:90] is the sub-list for method output_type
-	54, // [54:72] is the sub-list for method input_type
+	49, // 60: specdraft.v1.Drafter.OpenLane:input_type -> specdraft.v1.OpenLaneRequest
+	4,  // 61: specdraft.v1.Drafter.OpenSequence:input_type -> specdraft.v1.OpenSequenceRequest
+	6,  // 62: specdraft.v1.Drafter.GetSequence:input_type -> specdraft.v1.GetSequenceRequest
+	8,  // 63: specdraft.v1.Drafter.ForkSequence:input_type -> specdraft.v1.ForkSequenceRequest
+	10, // 64: specdraft.v1.Drafter.Truncate:input_type -> specdraft.v1.TruncateRequest
+	12, // 65: specdraft.v1.Drafter.CloseSequence:input_type -> specdraft.v1.CloseSequenceRequest
+	15, // 66: specdraft.v1.Drafter.Catchup:input_type -> specdraft.v1.CatchupRequest
+	19, // 67: specdraft.v1.Drafter.Propose:input_type -> specdraft.v1.ProposeRequest
+	25, // 68: specdraft.v1.Drafter.ReadDrafts:input_type -> specdraft.v1.ReadDraftsRequest
+	27, // 69: specdraft.v1.Drafter.TakeKV:input_type -> specdraft.v1.TakeKVRequest
+	30, // 70: specdraft.v1.Drafter.InstallKV:input_type -> specdraft.v1.InstallKVRequest
+	32, // 71: specdraft.v1.Drafter.FreeKV:input_type -> specdraft.v1.FreeKVRequest
+	34, // 72: specdraft.v1.Drafter.Drive:input_type -> specdraft.v1.DriveRequest
+	50, // 73: specdraft.v1.Drafter.GetServerInfo:output_type -> specdraft.v1.GetServerInfoResponse
+	51, // 74: specdraft.v1.Drafter.OpenSession:output_type -> specdraft.v1.OpenSessionResponse
+	43, // 75: specdraft.v1.Drafter.KeepAlive:output_type -> specdraft.v1.KeepAliveResponse
+	52, // 76: specdraft.v1.Drafter.CloseSession:output_type -> specdraft.v1.CloseSessionResponse
+	53, // 77: specdraft.v1.Drafter.RegisterRegion:output_type -> specdraft.v1.RegisterRegionResponse
+	54, // 78: specdraft.v1.Drafter.UnregisterRegion:output_type -> specdraft.v1.UnregisterRegionResponse
+	55, // 79: specdraft.v1.Drafter.OpenLane:output_type -> specdraft.v1.OpenLaneResponse
+	5,  // 80: specdraft.v1.Drafter.OpenSequence:output_type -> specdraft.v1.OpenSequenceResponse
+	7,  // 81: specdraft.v1.Drafter.GetSequence:output_type -> specdraft.v1.GetSequenceResponse
+	9,  // 82: specdraft.v1.Drafter.ForkSequence:output_type -> specdraft.v1.ForkSequenceResponse
+	11, // 83: specdraft.v1.Drafter.Truncate:output_type -> specdraft.v1.TruncateResponse
+	13, // 84: specdraft.v1.Drafter.CloseSequence:output_type -> specdraft.v1.CloseSequenceResponse
+	17, // 85: specdraft.v1.Drafter.Catchup:output_type -> specdraft.v1.CatchupResponse
+	23, // 86: specdraft.v1.Drafter.Propose:output_type -> specdraft.v1.ProposeResponse
+	26, // 87: specdraft.v1.Drafter.ReadDrafts:output_type -> specdraft.v1.ReadDraftsResponse
+	28, // 88: specdraft.v1.Drafter.TakeKV:output_type -> specdraft.v1.TakeKVResponse
+	31, // 89: specdraft.v1.Drafter.InstallKV:output_type -> specdraft.v1.InstallKVResponse
+	33, // 90: specdraft.v1.Drafter.FreeKV:output_type -> specdraft.v1.FreeKVResponse
+	35, // 91: specdraft.v1.Drafter.Drive:output_type -> specdraft.v1.DriveResponse
+	73, // [73:92] is the sub-list for method output_type
+	54, // [54:73] is the sub-list for method input_type
 	54, // [54:54] is the sub-list for extension type_name
 	54, // [54:54] is the sub-list for extension extendee
 	0,  // [0:54] is the sub-list for field type_name

@@ -25,6 +25,7 @@ const (
 	Drafter_CloseSession_FullMethodName     = "/specdraft.v1.Drafter/CloseSession"
 	Drafter_RegisterRegion_FullMethodName   = "/specdraft.v1.Drafter/RegisterRegion"
 	Drafter_UnregisterRegion_FullMethodName = "/specdraft.v1.Drafter/UnregisterRegion"
+	Drafter_OpenLane_FullMethodName         = "/specdraft.v1.Drafter/OpenLane"
 	Drafter_OpenSequence_FullMethodName     = "/specdraft.v1.Drafter/OpenSequence"
 	Drafter_GetSequence_FullMethodName      = "/specdraft.v1.Drafter/GetSequence"
 	Drafter_ForkSequence_FullMethodName     = "/specdraft.v1.Drafter/ForkSequence"
@@ -66,6 +67,9 @@ type DrafterClient interface {
 	RegisterRegion(ctx context.Context, in *RegisterRegionRequest, opts ...grpc.CallOption) (*RegisterRegionResponse, error)
 	// Gives a region back.
 	UnregisterRegion(ctx context.Context, in *UnregisterRegionRequest, opts ...grpc.CallOption) (*UnregisterRegionResponse, error)
+	// Opens a lane: a pair of counters that orders rounds on the device, so that no host waits. Not idempotent: a lost
+	// answer leaves a lane that ends with the session.
+	OpenLane(ctx context.Context, in *OpenLaneRequest, opts ...grpc.CallOption) (*OpenLaneResponse, error)
 	// Opens a sequence. Retried with the same `open_id` it returns the same sequence.
 	OpenSequence(ctx context.Context, in *OpenSequenceRequest, opts ...grpc.CallOption) (*OpenSequenceResponse, error)
 	// Where a sequence stands. Waits for its operations in flight.
@@ -156,6 +160,16 @@ func (c *drafterClient) UnregisterRegion(ctx context.Context, in *UnregisterRegi
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(UnregisterRegionResponse)
 	err := c.cc.Invoke(ctx, Drafter_UnregisterRegion_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *drafterClient) OpenLane(ctx context.Context, in *OpenLaneRequest, opts ...grpc.CallOption) (*OpenLaneResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OpenLaneResponse)
+	err := c.cc.Invoke(ctx, Drafter_OpenLane_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -312,6 +326,9 @@ type DrafterServer interface {
 	RegisterRegion(context.Context, *RegisterRegionRequest) (*RegisterRegionResponse, error)
 	// Gives a region back.
 	UnregisterRegion(context.Context, *UnregisterRegionRequest) (*UnregisterRegionResponse, error)
+	// Opens a lane: a pair of counters that orders rounds on the device, so that no host waits. Not idempotent: a lost
+	// answer leaves a lane that ends with the session.
+	OpenLane(context.Context, *OpenLaneRequest) (*OpenLaneResponse, error)
 	// Opens a sequence. Retried with the same `open_id` it returns the same sequence.
 	OpenSequence(context.Context, *OpenSequenceRequest) (*OpenSequenceResponse, error)
 	// Where a sequence stands. Waits for its operations in flight.
@@ -365,6 +382,9 @@ func (UnimplementedDrafterServer) RegisterRegion(context.Context, *RegisterRegio
 }
 func (UnimplementedDrafterServer) UnregisterRegion(context.Context, *UnregisterRegionRequest) (*UnregisterRegionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UnregisterRegion not implemented")
+}
+func (UnimplementedDrafterServer) OpenLane(context.Context, *OpenLaneRequest) (*OpenLaneResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method OpenLane not implemented")
 }
 func (UnimplementedDrafterServer) OpenSequence(context.Context, *OpenSequenceRequest) (*OpenSequenceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method OpenSequence not implemented")
@@ -527,6 +547,24 @@ func _Drafter_UnregisterRegion_Handler(srv interface{}, ctx context.Context, dec
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(DrafterServer).UnregisterRegion(ctx, req.(*UnregisterRegionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Drafter_OpenLane_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OpenLaneRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DrafterServer).OpenLane(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Drafter_OpenLane_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DrafterServer).OpenLane(ctx, req.(*OpenLaneRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -766,6 +804,10 @@ var Drafter_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UnregisterRegion",
 			Handler:    _Drafter_UnregisterRegion_Handler,
+		},
+		{
+			MethodName: "OpenLane",
+			Handler:    _Drafter_OpenLane_Handler,
 		},
 		{
 			MethodName: "OpenSequence",

@@ -1435,6 +1435,144 @@ func (*UnregisterRegionResponse) Descriptor() ([]byte, []int) {
 	return file_specdraft_v1_session_proto_rawDescGZIP(), []int{15}
 }
 
+// Opens a lane. Needs a CUDA arena.
+type OpenLaneRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenLaneRequest) Reset() {
+	*x = OpenLaneRequest{}
+	mi := &file_specdraft_v1_session_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenLaneRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenLaneRequest) ProtoMessage() {}
+
+func (x *OpenLaneRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_specdraft_v1_session_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenLaneRequest.ProtoReflect.Descriptor instead.
+func (*OpenLaneRequest) Descriptor() ([]byte, []int) {
+	return file_specdraft_v1_session_proto_rawDescGZIP(), []int{16}
+}
+
+// The lane. Its counters are u64 in one host page, little-endian: the client's stream writes `ready` = n behind the
+// verify of ticket n, and waits for `done` >= n, compared signed. 2^63 - 1 in a counter: the lane was released.
+type OpenLaneResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its number in the session; never used again.
+	Lane uint32 `protobuf:"varint,1,opt,name=lane,proto3" json:"lane,omitempty"`
+	// Token (16 bytes, good once, a secret) for the page's file descriptor, from the side socket, as for a host arena.
+	DescriptorToken []byte `protobuf:"bytes,2,opt,name=descriptor_token,json=descriptorToken,proto3" json:"descriptor_token,omitempty"`
+	// Path of the side socket, as the service sees it.
+	DescriptorSocket string `protobuf:"bytes,3,opt,name=descriptor_socket,json=descriptorSocket,proto3" json:"descriptor_socket,omitempty"`
+	// Size of the page. Both processes register it with CUDA.
+	SizeBytes uint32 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// Offset of `ready`.
+	ReadyOffsetBytes uint32 `protobuf:"varint,5,opt,name=ready_offset_bytes,json=readyOffsetBytes,proto3" json:"ready_offset_bytes,omitempty"`
+	// Offset of `done`.
+	DoneOffsetBytes uint32 `protobuf:"varint,6,opt,name=done_offset_bytes,json=doneOffsetBytes,proto3" json:"done_offset_bytes,omitempty"`
+	// A round whose `ready` does not come within this many milliseconds ends the lane.
+	ReadyTimeoutMs uint32 `protobuf:"varint,7,opt,name=ready_timeout_ms,json=readyTimeoutMs,proto3" json:"ready_timeout_ms,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *OpenLaneResponse) Reset() {
+	*x = OpenLaneResponse{}
+	mi := &file_specdraft_v1_session_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenLaneResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenLaneResponse) ProtoMessage() {}
+
+func (x *OpenLaneResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_specdraft_v1_session_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenLaneResponse.ProtoReflect.Descriptor instead.
+func (*OpenLaneResponse) Descriptor() ([]byte, []int) {
+	return file_specdraft_v1_session_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *OpenLaneResponse) GetLane() uint32 {
+	if x != nil {
+		return x.Lane
+	}
+	return 0
+}
+
+func (x *OpenLaneResponse) GetDescriptorToken() []byte {
+	if x != nil {
+		return x.DescriptorToken
+	}
+	return nil
+}
+
+func (x *OpenLaneResponse) GetDescriptorSocket() string {
+	if x != nil {
+		return x.DescriptorSocket
+	}
+	return ""
+}
+
+func (x *OpenLaneResponse) GetSizeBytes() uint32 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *OpenLaneResponse) GetReadyOffsetBytes() uint32 {
+	if x != nil {
+		return x.ReadyOffsetBytes
+	}
+	return 0
+}
+
+func (x *OpenLaneResponse) GetDoneOffsetBytes() uint32 {
+	if x != nil {
+		return x.DoneOffsetBytes
+	}
+	return 0
+}
+
+func (x *OpenLaneResponse) GetReadyTimeoutMs() uint32 {
+	if x != nil {
+		return x.ReadyTimeoutMs
+	}
+	return 0
+}
+
 var File_specdraft_v1_session_proto protoreflect.FileDescriptor
 
 const file_specdraft_v1_session_proto_rawDesc = "" +
@@ -1561,7 +1699,17 @@ const file_specdraft_v1_session_proto_rawDesc = "" +
 	"\tregion_id\x18\x01 \x01(\fR\bregionId\"6\n" +
 	"\x17UnregisterRegionRequest\x12\x1b\n" +
 	"\tregion_id\x18\x01 \x01(\fR\bregionId\"\x1a\n" +
-	"\x18UnregisterRegionResponse*\x80\x01\n" +
+	"\x18UnregisterRegionResponse\"\x11\n" +
+	"\x0fOpenLaneRequest\"\xa1\x02\n" +
+	"\x10OpenLaneResponse\x12\x12\n" +
+	"\x04lane\x18\x01 \x01(\rR\x04lane\x12)\n" +
+	"\x10descriptor_token\x18\x02 \x01(\fR\x0fdescriptorToken\x12+\n" +
+	"\x11descriptor_socket\x18\x03 \x01(\tR\x10descriptorSocket\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x04 \x01(\rR\tsizeBytes\x12,\n" +
+	"\x12ready_offset_bytes\x18\x05 \x01(\rR\x10readyOffsetBytes\x12*\n" +
+	"\x11done_offset_bytes\x18\x06 \x01(\rR\x0fdoneOffsetBytes\x12(\n" +
+	"\x10ready_timeout_ms\x18\a \x01(\rR\x0ereadyTimeoutMs*\x80\x01\n" +
 	"\fHiddenSource\x12\x1d\n" +
 	"\x19HIDDEN_SOURCE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16HIDDEN_SOURCE_PRE_NORM\x10\x01\x12\x1b\n" +
@@ -1585,7 +1733,7 @@ func file_specdraft_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_specdraft_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_specdraft_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_specdraft_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_specdraft_v1_session_proto_goTypes = []any{
 	(HiddenSource)(0),                // 0: specdraft.v1.HiddenSource
 	(Runner)(0),                      // 1: specdraft.v1.Runner
@@ -1605,24 +1753,26 @@ var file_specdraft_v1_session_proto_goTypes = []any{
 	(*RegisterRegionResponse)(nil),   // 15: specdraft.v1.RegisterRegionResponse
 	(*UnregisterRegionRequest)(nil),  // 16: specdraft.v1.UnregisterRegionRequest
 	(*UnregisterRegionResponse)(nil), // 17: specdraft.v1.UnregisterRegionResponse
-	nil,                              // 18: specdraft.v1.GetServerInfoResponse.LeversEntry
-	(MemoryKind)(0),                  // 19: specdraft.v1.MemoryKind
-	(DType)(0),                       // 20: specdraft.v1.DType
-	(*Arena)(nil),                    // 21: specdraft.v1.Arena
+	(*OpenLaneRequest)(nil),          // 18: specdraft.v1.OpenLaneRequest
+	(*OpenLaneResponse)(nil),         // 19: specdraft.v1.OpenLaneResponse
+	nil,                              // 20: specdraft.v1.GetServerInfoResponse.LeversEntry
+	(MemoryKind)(0),                  // 21: specdraft.v1.MemoryKind
+	(DType)(0),                       // 22: specdraft.v1.DType
+	(*Arena)(nil),                    // 23: specdraft.v1.Arena
 }
 var file_specdraft_v1_session_proto_depIdxs = []int32{
 	4,  // 0: specdraft.v1.GetServerInfoResponse.head:type_name -> specdraft.v1.HeadInfo
 	5,  // 1: specdraft.v1.GetServerInfoResponse.limits:type_name -> specdraft.v1.Limits
 	1,  // 2: specdraft.v1.GetServerInfoResponse.runner:type_name -> specdraft.v1.Runner
-	19, // 3: specdraft.v1.GetServerInfoResponse.memory_kinds:type_name -> specdraft.v1.MemoryKind
-	18, // 4: specdraft.v1.GetServerInfoResponse.levers:type_name -> specdraft.v1.GetServerInfoResponse.LeversEntry
-	20, // 5: specdraft.v1.HeadInfo.dtype:type_name -> specdraft.v1.DType
+	21, // 3: specdraft.v1.GetServerInfoResponse.memory_kinds:type_name -> specdraft.v1.MemoryKind
+	20, // 4: specdraft.v1.GetServerInfoResponse.levers:type_name -> specdraft.v1.GetServerInfoResponse.LeversEntry
+	22, // 5: specdraft.v1.HeadInfo.dtype:type_name -> specdraft.v1.DType
 	0,  // 6: specdraft.v1.HeadInfo.hidden_source:type_name -> specdraft.v1.HiddenSource
 	0,  // 7: specdraft.v1.OpenSessionRequest.hidden_source:type_name -> specdraft.v1.HiddenSource
-	20, // 8: specdraft.v1.OpenSessionRequest.hidden_dtype:type_name -> specdraft.v1.DType
-	19, // 9: specdraft.v1.OpenSessionRequest.memory_kind:type_name -> specdraft.v1.MemoryKind
-	19, // 10: specdraft.v1.OpenSessionResponse.memory_kind:type_name -> specdraft.v1.MemoryKind
-	21, // 11: specdraft.v1.OpenSessionResponse.arena:type_name -> specdraft.v1.Arena
+	22, // 8: specdraft.v1.OpenSessionRequest.hidden_dtype:type_name -> specdraft.v1.DType
+	21, // 9: specdraft.v1.OpenSessionRequest.memory_kind:type_name -> specdraft.v1.MemoryKind
+	21, // 10: specdraft.v1.OpenSessionResponse.memory_kind:type_name -> specdraft.v1.MemoryKind
+	23, // 11: specdraft.v1.OpenSessionResponse.arena:type_name -> specdraft.v1.Arena
 	8,  // 12: specdraft.v1.OpenSessionResponse.carries:type_name -> specdraft.v1.CarryInfo
 	9,  // 13: specdraft.v1.CarryInfo.ranges:type_name -> specdraft.v1.KeyRange
 	14, // [14:14] is the sub-list for method output_type
@@ -1644,7 +1794,7 @@ func file_specdraft_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_specdraft_v1_session_proto_rawDesc), len(file_specdraft_v1_session_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -13,7 +13,7 @@ import grpc.aio
 from specdraft import operations
 from specdraft.aio.conversations import AsyncConversations
 from specdraft.aio.sequence import AsyncSequence
-from specdraft.aio.session import AsyncSession, open_session
+from specdraft.aio.session import AsyncSession, on_live_session, open_session
 from specdraft.aio.transport import AsyncTransport
 from specdraft.answers import Carry, Proposal, SequenceState
 from specdraft.channel import open_aio_channel
@@ -165,9 +165,13 @@ class AsyncClient:
         self, budget_tokens: int = 0, *, reserve: bool = False, rows_policy: RowsPolicy = RowsPolicy.EXACT
     ) -> AsyncSequence:
         """As `Client.open_sequence`."""
-        session = await self._live_session()
-        steps = operations.open_sequence(budget_tokens, rows_policy, reserve=reserve, timeout_s=session.terms.timeout_s)
-        return AsyncSequence(session, await session.run(steps))
+
+        async def open_in(session: AsyncSession) -> AsyncSequence:
+            timeout_s = session.terms.timeout_s
+            steps = operations.open_sequence(budget_tokens, rows_policy, reserve=reserve, timeout_s=timeout_s)
+            return AsyncSequence(session, await session.run(steps))
+
+        return await on_live_session(self._live_session, open_in)
 
     async def propose_batch(self, items: Items[ProposeItem[AsyncSequence]]) -> list[Proposal | SpecdraftError]:
         """As `Client.propose_batch`."""

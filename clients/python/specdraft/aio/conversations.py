@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 
 from specdraft.aio.sequence import AsyncSequence
-from specdraft.aio.session import AsyncSession
+from specdraft.aio.session import AsyncSession, on_live_session
 from specdraft.answers import Carry
 from specdraft.carry_book import CarryBook, KnownCarry, Wanted, compact
 from specdraft.options import SessionOptions
@@ -49,11 +49,15 @@ class AsyncConversations:
         keep_carry: bool = False,
     ) -> Resumed[AsyncSequence]:
         """As `Conversations.resume`."""
-        session = await self._live_session()
-        terms = session.terms
-        wanted = Wanted(compact(tokens), conversation, terms.layer_count, terms.page_rows, keep_carry)
-        ledger = await session.run(resume(self._book, wanted, Opening(budget_tokens, rows_policy, terms.timeout_s)))
-        return Resumed.of(AsyncSequence(session, ledger), ledger.state)
+        prompt = compact(tokens)
+
+        async def resume_in(session: AsyncSession) -> Resumed[AsyncSequence]:
+            terms = session.terms
+            wanted = Wanted(prompt, conversation, terms.layer_count, terms.page_rows, keep_carry)
+            ledger = await session.run(resume(self._book, wanted, Opening(budget_tokens, rows_policy, terms.timeout_s)))
+            return Resumed.of(AsyncSequence(session, ledger), ledger.state)
+
+        return await on_live_session(self._live_session, resume_in)
 
     async def adopt(self, carry: Carry, tokens: Iterable[int]) -> None:
         """As `Conversations.adopt`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -13,16 +14,15 @@ from specdraft.channel import socket_path
 from specdraft.errors import NotFoundError, SpecdraftError
 from specdraft.exchanges import Exchange, Steps
 from specdraft.lease import LEASE_SHARE, RETRY_SHARE, keep_alive
-from specdraft.memory import HostArena
 from specdraft.options import SessionOptions
-from specdraft.placement import Placement
-from specdraft.requests import choose_memory, open_session_request, read_boot_id
+from specdraft.placement import ClientArena, Placement
+from specdraft.requests import choose_gpu, choose_memory, open_session_request, read_boot_id
 from specdraft.server_info import ServerInfo
 from specdraft.session import map_arena
 from specdraft.terms import SessionTerms, closed_error, read_terms
 from specdraft.v1 import session_pb2
 
-__all__ = ["AsyncSession", "open_session"]
+__all__ = ["AsyncSession", "on_live_session", "open_session"]
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class AsyncSession:
     """An open session. Owns its transport, its lease task and its arena."""
 
     def __init__(
-        self, transport: AsyncTransport, terms: SessionTerms, arena: HostArena | None, *, use_drive: bool
+        self, transport: AsyncTransport, terms: SessionTerms, arena: ClientArena | None, *, use_drive: bool
     ) -> None:
         self.terms = terms
         self.placement = Placement(terms, arena)
@@ -94,20 +94,34 @@ class AsyncSession:
                 pause_s = self.terms.lease_s / LEASE_SHARE
 
 
+async def on_live_session(
+    live_session: Callable[[], Awaitable[AsyncSession]], work: Callable[[AsyncSession], Awaitable[T]]
+) -> T:
+    """As `specdraft.session.on_live_session`."""
+    session = await live_session()
+    try:
+        return await work(session)
+    except NotFoundError:
+        if not session.lost:
+            raise
+    return await work(await live_session())
+
+
 async def open_session(
     channel: grpc.aio.Channel, target: str, options: SessionOptions, info: ServerInfo
 ) -> AsyncSession:
     """Opens a session, maps its arena and proves the mapping."""
     boot_id, own_socket = read_boot_id(), socket_path(target)
     kind = choose_memory(options, info, own_socket, boot_id)
-    request = open_session_request(options, info, kind, boot_id)
+    gpu = choose_gpu(options, kind)
+    request = open_session_request(options, info, kind, boot_id, gpu)
     answer = await AsyncTransport(channel).call(Exchange("OpenSession", request, options.timeout_s))
     terms = read_terms(options, info, answer)
     transport = AsyncTransport(channel, answer.session_token, target)
     arena = None
     try:
         # A blocking socket, but one on this host that answers at once.
-        arena = await asyncio.to_thread(map_arena, answer, terms, own_socket)
+        arena = await asyncio.to_thread(map_arena, answer, terms, own_socket, gpu)
         await transport.call(keep_alive(options.timeout_s, arena.nonce() if arena else b""))
         return AsyncSession(transport, terms, arena, use_drive=options.use_drive)
     except BaseException:

@@ -1,6 +1,8 @@
-"""Host memory shared between a client and the service. Imports neither gRPC nor the client classes."""
+"""Memory shared between a client and the service. Imports neither gRPC, nor CUDA, nor the client classes."""
 
 from specdraft.memory.arena import HostArena, SlotOutputs
+from specdraft.memory.cuda import CudaDriver, CudaError
+from specdraft.memory.cuda_arena import ClientGpu, CudaArena, DeviceRange
 from specdraft.memory.descriptors import (
     DESCRIPTOR_GRANTED,
     DESCRIPTOR_SEALS,
@@ -21,6 +23,11 @@ __all__ = [
     "NONCE_SIZE_BYTES",
     "SIDE_SOCKET_SUFFIX",
     "ArenaLayout",
+    "ClientGpu",
+    "CudaArena",
+    "CudaDriver",
+    "CudaError",
+    "DeviceRange",
     "HostArena",
     "SlotLayout",
     "SlotOutputs",

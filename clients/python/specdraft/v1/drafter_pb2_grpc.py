@@ -74,6 +74,11 @@ class DrafterStub(object):
                 request_serializer=specdraft_dot_v1_dot_session__pb2.UnregisterRegionRequest.SerializeToString,
                 response_deserializer=specdraft_dot_v1_dot_session__pb2.UnregisterRegionResponse.FromString,
                 _registered_method=True)
+        self.OpenLane = channel.unary_unary(
+                '/specdraft.v1.Drafter/OpenLane',
+                request_serializer=specdraft_dot_v1_dot_session__pb2.OpenLaneRequest.SerializeToString,
+                response_deserializer=specdraft_dot_v1_dot_session__pb2.OpenLaneResponse.FromString,
+                _registered_method=True)
         self.OpenSequence = channel.unary_unary(
                 '/specdraft.v1.Drafter/OpenSequence',
                 request_serializer=specdraft_dot_v1_dot_drafter__pb2.OpenSequenceRequest.SerializeToString,
@@ -186,6 +191,14 @@ class DrafterServicer(object):
 
     def UnregisterRegion(self, request, context):
         """Gives a region back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenLane(self, request, context):
+        """Opens a lane: a pair of counters that orders rounds on the device, so that no host waits. Not idempotent: a lost
+        answer leaves a lane that ends with the session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -309,6 +322,11 @@ def add_DrafterServicer_to_server(servicer, server):
                     servicer.UnregisterRegion,
                     request_deserializer=specdraft_dot_v1_dot_session__pb2.UnregisterRegionRequest.FromString,
                     response_serializer=specdraft_dot_v1_dot_session__pb2.UnregisterRegionResponse.SerializeToString,
+            ),
+            'OpenLane': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenLane,
+                    request_deserializer=specdraft_dot_v1_dot_session__pb2.OpenLaneRequest.FromString,
+                    response_serializer=specdraft_dot_v1_dot_session__pb2.OpenLaneResponse.SerializeToString,
             ),
             'OpenSequence': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenSequence,
@@ -542,6 +560,33 @@ class Drafter(object):
             '/specdraft.v1.Drafter/UnregisterRegion',
             specdraft_dot_v1_dot_session__pb2.UnregisterRegionRequest.SerializeToString,
             specdraft_dot_v1_dot_session__pb2.UnregisterRegionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenLane(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdraft.v1.Drafter/OpenLane',
+            specdraft_dot_v1_dot_session__pb2.OpenLaneRequest.SerializeToString,
+            specdraft_dot_v1_dot_session__pb2.OpenLaneResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -69,6 +69,14 @@ class DrafterStub:
     ]
     """Gives a region back."""
 
+    OpenLane: grpc.UnaryUnaryMultiCallable[
+        specdraft.v1.session_pb2.OpenLaneRequest,
+        specdraft.v1.session_pb2.OpenLaneResponse,
+    ]
+    """Opens a lane: a pair of counters that orders rounds on the device, so that no host waits. Not idempotent: a lost
+    answer leaves a lane that ends with the session.
+    """
+
     OpenSequence: grpc.UnaryUnaryMultiCallable[
         specdraft.v1.drafter_pb2.OpenSequenceRequest,
         specdraft.v1.drafter_pb2.OpenSequenceResponse,
@@ -193,6 +201,14 @@ class DrafterAsyncStub:
         specdraft.v1.session_pb2.UnregisterRegionResponse,
     ]
     """Gives a region back."""
+
+    OpenLane: grpc.aio.UnaryUnaryMultiCallable[
+        specdraft.v1.session_pb2.OpenLaneRequest,
+        specdraft.v1.session_pb2.OpenLaneResponse,
+    ]
+    """Opens a lane: a pair of counters that orders rounds on the device, so that no host waits. Not idempotent: a lost
+    answer leaves a lane that ends with the session.
+    """
 
     OpenSequence: grpc.aio.UnaryUnaryMultiCallable[
         specdraft.v1.drafter_pb2.OpenSequenceRequest,
@@ -330,6 +346,16 @@ class DrafterServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[specdraft.v1.session_pb2.UnregisterRegionResponse, collections.abc.Awaitable[specdraft.v1.session_pb2.UnregisterRegionResponse]]:
         """Gives a region back."""
+
+    @abc.abstractmethod
+    def OpenLane(
+        self,
+        request: specdraft.v1.session_pb2.OpenLaneRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[specdraft.v1.session_pb2.OpenLaneResponse, collections.abc.Awaitable[specdraft.v1.session_pb2.OpenLaneResponse]]:
+        """Opens a lane: a pair of counters that orders rounds on the device, so that no host waits. Not idempotent: a lost
+        answer leaves a lane that ends with the session.
+        """
 
     @abc.abstractmethod
     def OpenSequence(

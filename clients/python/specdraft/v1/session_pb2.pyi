@@ -255,3 +255,25 @@ class UnregisterRegionRequest(_message.Message):
 class UnregisterRegionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class OpenLaneRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OpenLaneResponse(_message.Message):
+    __slots__ = ("lane", "descriptor_token", "descriptor_socket", "size_bytes", "ready_offset_bytes", "done_offset_bytes", "ready_timeout_ms")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READY_OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DONE_OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READY_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    descriptor_token: bytes
+    descriptor_socket: str
+    size_bytes: int
+    ready_offset_bytes: int
+    done_offset_bytes: int
+    ready_timeout_ms: int
+    def __init__(self, lane: _Optional[int] = ..., descriptor_token: _Optional[bytes] = ..., descriptor_socket: _Optional[str] = ..., size_bytes: _Optional[int] = ..., ready_offset_bytes: _Optional[int] = ..., done_offset_bytes: _Optional[int] = ..., ready_timeout_ms: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,298 @@
+"""Lanes: rounds ordered by counters on the device, sent while the target still verifies. No host waits for drafts."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from specdraft.errors import Reason, SpecdraftError, make_error
+from specdraft.exchanges import Exchange
+from specdraft.memory import CudaArena, fetch_descriptor, side_socket_path
+from specdraft.memory.counters import COUNTER_PAGE_SIZE_BYTES, CounterPage
+from specdraft.memory.cuda import CONNECTIONS_VARIABLE, connections_problem
+from specdraft.memory.lane_protocol import RELEASED, ClientLane
+from specdraft.statuses import check_entry
+from specdraft.v1 import drafter_pb2, session_pb2, tensor_pb2
+from specdraft.words import wire
+
+if TYPE_CHECKING:
+    from specdraft.drive import Drive
+    from specdraft.memory import SlotOutputs
+    from specdraft.sequence import Sequence
+    from specdraft.terms import SessionTerms
+
+__all__ = ["LANE_TIMEOUT_FACTOR", "EarlyItem", "EarlyRound", "Lane", "check_connections"]
+
+LANE_TIMEOUT_FACTOR: Final = 12
+"""Opening a lane makes its graphs first: it may take so many times as long as other calls."""
+
+_PASSED_OFFSET: Final = 0
+_STORE_PAUSE_S: Final = 100e-6
+_MPS_VARIABLE: Final = "CUDA_MPS_PIPE_DIRECTORY"
+
+
+def check_connections(num_lanes: int) -> None:
+    """Refuses lanes that would hold every hardware queue of this process.
+
+    Raises:
+        FailedPreconditionError: `TRANSPORT_UNAVAILABLE`.
+    """
+    problem = connections_problem(os.environ.get(CONNECTIONS_VARIABLE), num_lanes, is_mps=_MPS_VARIABLE in os.environ)
+    if problem:
+        raise make_error(Reason.TRANSPORT_UNAVAILABLE, problem, kind="lane")
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyItem:
+    """One sequence of an early round.
+
+    Attributes:
+        sequence: whose drafts are wanted.
+        slot: the arena slot in which the target's kernels leave `first_key`, `pair_count`, `tokens` and `hidden`, and
+            find the outputs.
+        num_drafts: drafts wanted.
+        min_logprob: stop after the first draft below it.
+    """
+
+    sequence: Sequence
+    slot: int
+    num_drafts: int
+    min_logprob: float | None = None
+
+
+class EarlyRound:
+    """A round under way. The target's stream is behind the wait for it; the host need not look at all."""
+
+    def __init__(self, lane: Lane, ticket: int, items: Items[EarlyItem], ops: Items[int]) -> None:
+        self.ticket = ticket
+        self._lane = lane
+        self._items = items
+        self._ops = ops
+        self._answered = threading.Event()
+        self._errors: list[SpecdraftError | None] = [None] * len(items)
+
+    def is_passed(self) -> bool:
+        """Whether the target's stream has gone past the wait."""
+        return self._lane.passed >= self.ticket
+
+    def outputs(self, timeout_s: float) -> list[SlotOutputs | SpecdraftError]:
+        """Waits for the round and reads the slots, for a host that wants to look.
+
+        Returns:
+            What each slot holds, or why there is nothing: refused, or `LANE_RELEASED` when the lane was given up.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not (self._answered.is_set() and self.is_passed()):
+            if time.monotonic() > deadline_s:
+                self._lane.release()
+                break
+            time.sleep(_STORE_PAUSE_S)
+        return [self._output(index) for index in range(len(self._items))]
+
+    def _output(self, index: int) -> SlotOutputs | SpecdraftError:
+        error = self._errors[index]
+        if error is not None:
+            return error
+        item, op = self._items[index], self._ops[index]
+        outputs = self._lane.arena.slot_outputs(item.slot)
+        if self._lane.believes(self.ticket, outputs, op):
+            return outputs
+        item.sequence.ledger.unsure = True
+        if outputs.op == op and outputs.status and not self._lane.is_released:
+            return _device_refusal(outputs.status)
+        return make_error(Reason.LANE_RELEASED, "the lane was released: its outputs are nobody's")
+
+    def answered(self, answer: Any, error: Exception | None) -> None:
+        """The call has ended; called by the stream's thread."""
+        if error is None:
+            self._errors = [_error_of(result.status) for result in answer.results]
+        else:
+            refusal = error if isinstance(error, SpecdraftError) else None
+            self._errors = [refusal or make_error(Reason.LANE_RELEASED, str(error))] * len(self._items)
+        for item, refused in zip(self._items, self._errors, strict=True):
+            if refused is not None:
+                item.sequence.ledger.unsure = True  # the next use asks where the sequence stands
+        is_in_band = error is None or (isinstance(error, SpecdraftError) and error.reason is not None)
+        self._lane.answered(self.ticket, is_ok=not all(self._errors), is_in_band=is_in_band)
+        self._answered.set()
+
+
+class Lane:
+    """One lane of a session, beside one stream of the target. Made by `Client.open_lane`.
+
+    ```python
+    slot = client.claim_slot()
+    # enqueue on the stream: the verify, and what leaves first_key, pair_count, tokens and hidden in the slot
+    early = lane.propose_early([EarlyItem(sequence, slot, num_drafts=4)])
+    # enqueue on the stream: the next verify, which reads draft_count and drafts from the slot
+    ```
+
+    A lane that was released (a timeout, a broken stream, a service that died) gives no tickets any more: draft nothing
+    for a round and open another.
+    """
+
+    def __init__(
+        self,
+        answer: session_pb2.OpenLaneResponse,
+        arena: CudaArena,
+        drive: Drive,
+        stream: int,
+        *,
+        own_socket: str,
+        terms: SessionTerms,
+    ) -> None:
+        path = side_socket_path(answer.descriptor_socket, own_socket)
+        self._page = CounterPage(fetch_descriptor(path, answer.descriptor_token, terms.timeout_s))
+        self._own = CounterPage()
+        self.arena = arena
+        self._gpu = arena.gpu
+        self._drive = drive
+        self._stream = stream
+        self._terms = terms
+        self._number = answer.lane
+        self._done_offset = answer.done_offset_bytes
+        self._ready_offset = answer.ready_offset_bytes
+        self._lock = threading.Lock()
+        self._book = ClientLane()
+        self._is_closed = False
+        self._wake = threading.Event()
+        self._gpu.driver.make_current(self._gpu.device)
+        shared = self._gpu.driver.register_host(self._page.address, COUNTER_PAGE_SIZE_BYTES)
+        self._ready_pointer = shared + answer.ready_offset_bytes
+        self._done_pointer = shared + answer.done_offset_bytes
+        self._own_pointer = self._gpu.driver.register_host(self._own.address, COUNTER_PAGE_SIZE_BYTES)
+        self._watchdog = threading.Thread(target=self._watch, name="specdraft-lane", daemon=True)
+        self._watchdog.start()
+        drive.when_broken(self.release)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the lane was given up, by whichever side."""
+        return self._book.is_released or (not self._is_closed and self._page.load(self._done_offset) == RELEASED)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was given up and the stream waits for nothing of it."""
+        return self._is_closed or (self.is_released and self.passed >= self._book.last)
+
+    @property
+    def passed(self) -> int:
+        """The newest ticket that the stream has gone past."""
+        return self._own.load(_PASSED_OFFSET) if not self._is_closed else self._book.last
+
+    def propose_early(self, items: Items[EarlyItem]) -> EarlyRound:
+        """Sends a round whose inputs are still being computed, and has the stream wait for its outputs.
+
+        What is enqueued on the lane's stream before this call is what the round waits for; what is enqueued after it
+        waits for the drafts. It also says that the slots' earlier outputs have been read, on every stream.
+
+        Raises:
+            AbortedError: `LANE_RELEASED`: open another lane.
+            SpecdraftError: nothing was sent; the lane is released.
+        """
+        for item in items:
+            if item.sequence.ledger.unsure:
+                item.sequence.state()
+        with self._lock:
+            if self.is_released:
+                self._book = self._book.released()
+                raise make_error(Reason.LANE_RELEASED, "the lane was released; open a new one")
+            self._book = self._book.issued()
+            ticket = self._book.last
+            early = EarlyRound(self, ticket, items, [item.sequence.ledger.next_op for item in items])
+            driver = self._gpu.driver
+            driver.make_current(self._gpu.device)
+            driver.write_value(self._stream, self._ready_pointer, ticket)
+            try:
+                self._drive.post(self._exchange(ticket, items), early.answered)
+            except SpecdraftError:
+                self._book = self._book.released()
+                driver.write_value(self._stream, self._own_pointer + _PASSED_OFFSET, ticket)  # nothing is waited for
+                self._wake.set()
+                raise
+            for item in items:
+                item.sequence.ledger.last_op += 1
+            driver.wait_value(self._stream, self._done_pointer, ticket)
+            driver.write_value(self._stream, self._own_pointer + _PASSED_OFFSET, ticket)
+        return early
+
+    def believes(self, ticket: int, outputs: SlotOutputs, op: int) -> bool:
+        """Whether what a slot holds is what the round of this ticket left there."""
+        with self._lock:
+            book = self._book
+        return book.believes(ticket, op=outputs.op, expected_op=op, status=outputs.status)
+
+    def answered(self, ticket: int, *, is_ok: bool, is_in_band: bool) -> None:
+        """A call of the lane has ended."""
+        with self._lock:
+            book = self._book
+            self._book = book.answered(ticket, is_ok=is_ok) if is_in_band else book.ended(ticket)
+        if self._book.is_released:
+            self._wake.set()
+
+    def release(self) -> None:
+        """Gives the lane up: whatever the stream waits for is over, and nothing of it is believed."""
+        with self._lock:
+            self._book = self._book.released()
+        self._wake.set()
+
+    def close(self) -> None:
+        """Gives the lane up and takes it down, once the stream is past it. May be called twice."""
+        if self._is_closed:
+            return
+        self.release()
+        self._watchdog.join()
+        self._is_closed = True
+        for page in (self._page, self._own):
+            self._gpu.driver.make_current(self._gpu.device)
+            self._gpu.driver.unregister_host(page.address)
+            page.close()
+
+    def _watch(self) -> None:
+        """Ends the stream's waits by stores, again and again until it is past them. Makes no CUDA call."""
+        self._wake.wait()
+        while True:
+            # Seen first, stored then: a `done` of the service's that comes later is overwritten again.
+            is_past = self._own.load(_PASSED_OFFSET) >= self._book.last
+            self._page.store(self._done_offset, RELEASED)
+            if is_past:
+                # The stream writes to `ready` no more: now the service can be told.
+                self._page.store(self._ready_offset, RELEASED)
+                return
+            time.sleep(_STORE_PAUSE_S)
+
+    def _exchange(self, ticket: int, items: Items[EarlyItem]) -> Exchange:
+        request = drafter_pb2.ProposeRequest(
+            entries=[self._entry(item) for item in items],
+            lane_ticket=drafter_pb2.LaneTicket(lane=self._number, ticket=ticket),
+        )
+        return Exchange("Propose", request, self._terms.timeout_s)
+
+    def _entry(self, item: EarlyItem) -> drafter_pb2.ProposeEntry:
+        rows = tensor_pb2.TensorRef(arena_slot=tensor_pb2.ArenaSlot(slot=item.slot), dtype=wire(self._terms.dtype))
+        return drafter_pb2.ProposeEntry(
+            sequence_id=item.sequence.sequence_id,
+            op=item.sequence.ledger.next_op,
+            pairs=drafter_pb2.Pairs(hiddens=rows),
+            draft_count=item.num_drafts,
+            min_logprob=item.min_logprob,
+        )
+
+
+def _error_of(status: drafter_pb2.EntryStatus) -> SpecdraftError | None:
+    try:
+        check_entry(status)
+    except SpecdraftError as error:
+        return error
+    return None
+
+
+def _device_refusal(status: int) -> SpecdraftError:
+    from specdraft.v1 import error_reason_pb2
+
+    name = error_reason_pb2.ErrorReason.Name(status).removeprefix("ERROR_REASON_")
+    return make_error(Reason[name], "the device refused what the slot held", retry_delay_ms=0)

@@ -1,0 +1,138 @@
+"""What it costs a target that its drafts come from another process: rounds early and late, with MPS and without.
+
+Every run is a process of its own, started here with the environment that it is about. This process makes no CUDA call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from drafter_service.bench.tax_measure import TaxRun
+
+MODES = ("timesliced", "mps", "peer")
+MPS_CONTROL = "nvidia-cuda-mps-control"
+RUN_TIMEOUT_S = 540.0
+
+GOALS = (
+    ("added_us_p50_mps", 10.0, "early, verify >= 5 ms, MPS: <= 10 us"),
+    ("added_us_p50_timesliced", 250.0, "early, verify >= 5 ms, time-sliced: <= 250 us"),
+    ("added_us_p50_mps_verify_2ms", 30.0, "early, verify 2 ms, MPS: <= 30 us"),
+)
+HOST_GOAL_US = 200.0
+
+
+class TaxError(RuntimeError):
+    """A run did not come to an end; what it printed stands on standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaxPlan:
+    """What is measured.
+
+    Attributes:
+        modes: of `MODES`; "peer" needs a second GPU.
+        run: each of them.
+    """
+
+    modes: tuple[str, ...] = ("timesliced", "mps")
+    run: TaxRun = field(default_factory=TaxRun)
+
+
+def measure_tax(plan: TaxPlan, tell: Callable[[str], None] = lambda _text: None) -> dict[str, Any]:
+    """The figures of every mode, and those that goals are about. Raises TaxError."""
+    runs = {}
+    for mode in plan.modes:
+        tell(f"{mode}:")
+        with _environment(mode, dry=plan.run.dry) as environment:
+            run = replace(plan.run, service_device="cuda:1") if mode == "peer" else plan.run
+            runs[mode] = _measured(run, environment)
+    return _summary(runs) | {"plan": asdict(plan), "runs": runs}
+
+
+def describe(figures: Mapping[str, Any]) -> str:
+    """The figures as a table."""
+    lines = [f"{'':<12}{'verify ms':>10}{'single us':>11}{'early +us':>11}{'late +us':>11}   p50s"]
+    for mode, run in figures["runs"].items():
+        lines += [
+            f"{mode:<12}{one['verify_ms']:>10.2f}{one['single_us_p50']:>11.0f}"
+            f"{one['early_added_us_p50']:>11.0f}{one['late_added_us_p50']:>11.0f}"
+            for one in run["verifies"]
+        ]
+        lines.append(
+            f"{'':<12}host result {run['host_result_us_p50']:.0f} us, echo {run['echo_us_p50']:.0f} us, round on the "
+            f"device {run['gpu_us_p50']:.0f} us, early call {run['early_host_us_p50']:.0f} us of the client's thread"
+        )
+    lines += [f"goal {'met   ' if met else 'missed'} {goal}" for goal, met in figures["goals"].items()]
+    return "\n".join(lines)
+
+
+def _summary(runs: Mapping[str, Any]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for mode in ("mps", "timesliced", "peer"):
+        if mode not in runs:
+            continue
+        # The shortest verify that a goal for long ones is about; where all are shorter, the longest.
+        verifies = runs[mode]["verifies"]
+        long_one = next((one for one in verifies if one["verify_ms"] >= 5), verifies[-1])
+        figures.setdefault("verify_ms", long_one["verify_ms"])
+        figures.setdefault("single_process_us_p50", long_one["single_us_p50"])
+        figures[f"added_us_p50_{mode}"] = long_one["early_added_us_p50"]
+        if mode == "mps":
+            figures["added_us_p50_mps_verify_2ms"] = verifies[0]["early_added_us_p50"]
+        figures[f"late_added_us_p50_{mode}"] = long_one["late_added_us_p50"]
+        for name in ("host_result_us_p50", "echo_us_p50", "gpu_us_p50", "early_host_us_p50"):
+            figures.setdefault(name, runs[mode][name])
+    goals = {text: figures[name] <= limit for name, limit, text in GOALS if name in figures}
+    if "host_result_us_p50" in figures:
+        floor = figures["echo_us_p50"] + figures["gpu_us_p50"] + HOST_GOAL_US
+        goals["host result: <= echo + device + 200 us"] = figures["host_result_us_p50"] <= floor
+    return figures | {"goals": goals}
+
+
+def _measured(run: TaxRun, environment: Mapping[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "drafter_service.bench.tax_measure", json.dumps(asdict(run))]
+    try:
+        ended = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, timeout=RUN_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TaxError(f"a run did not end within {RUN_TIMEOUT_S:g} s") from error
+    if ended.returncode:
+        raise TaxError(f"a run ended with {ended.returncode}")
+    figures: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return figures
+
+
+@contextmanager
+def _environment(mode: str, *, dry: bool) -> Iterator[dict[str, str]]:
+    """The environment of a run; under MPS with a daemon of its own, which ends with it."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"PYTHONPATH": paths, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    if mode != "mps" or dry:
+        yield environment
+        return
+    if shutil.which(MPS_CONTROL) is None:
+        raise TaxError(f"{MPS_CONTROL} is not there: leave out the mode mps")
+    with tempfile.TemporaryDirectory(prefix="specdraft-mps-") as name:
+        places = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(Path(name) / "pipe"),
+            "CUDA_MPS_LOG_DIRECTORY": str(Path(name) / "log"),
+        }
+        for place in places.values():
+            Path(place).mkdir()
+        environment |= places
+        subprocess.run([MPS_CONTROL, "-d"], env=environment, check=True)
+        try:
+            yield environment
+        finally:
+            subprocess.run([MPS_CONTROL], input="quit\n", env=environment, text=True, check=False, timeout=60)

@@ -1,0 +1,199 @@
+"""What plays the target when the tax is measured: a verify of a known length, and the same round in its own process."""
+
+from __future__ import annotations
+
+import statistics
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from drafter_service.engine.operations import Stop
+from drafter_service.engine.round_core import RoundShape
+from drafter_service.engine.slot_round import (
+    NUM_STATE_WORDS,
+    LaunchedRound,
+    SlotPlace,
+    StatusNumbers,
+    capture_slot_round,
+)
+from drafter_service.heads import MtpHead, load_head
+from drafter_service.memory.layout import ArenaLayout, ArenaWish, lay_out
+from drafter_service.state.pool import KvPool, PoolShape
+from specdraft.memory import ClientGpu, DeviceRange
+from specdraft.memory.simulated import SimulatedDriver
+
+PAGE_ROWS = 16
+NUM_CONTEXT_ROWS = 64
+"""Rows of the sequence; every round writes its pairs behind them again, so that all rounds cost the same."""
+
+NUM_PAIRS = 2
+NUMBERS = StatusNumbers(44, 4, 3, 11, 20, 60, 70, 110)
+
+
+class Device:
+    """A stream of the target's, on a GPU or on a simulated one."""
+
+    def __init__(self, gpu: ClientGpu) -> None:
+        self.gpu = gpu
+        driver = gpu.driver
+        driver.make_current(gpu.device)
+        self._simulated = driver if isinstance(driver, SimulatedDriver) else None
+        if self._simulated is None:
+            self.torch_device = torch.device("cuda", gpu.device)
+            self._stream = torch.cuda.Stream(self.torch_device)
+            self.stream = int(self._stream.cuda_stream)
+        else:
+            self.torch_device = torch.device("cpu")
+            self.stream = driver.create_stream()
+
+    def enqueue(self, work: Callable[[], object]) -> None:
+        """Puts work onto the stream."""
+        if self._simulated is not None:
+            self._simulated.launch(self.stream, torch.inference_mode()(work))
+            return
+        with torch.cuda.stream(self._stream), torch.inference_mode():
+            work()
+
+    def synchronize(self) -> None:
+        """Waits for the stream."""
+        self.gpu.driver.synchronize(self.stream)
+
+    def captured(self, work: Callable[[], object]) -> Callable[[], object]:
+        """The work as a CUDA graph; on a simulated GPU the work itself."""
+        if self._simulated is not None:
+            return work
+        self.enqueue(work)
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
+
+class Verify:
+    """A verify of about `verify_ms`, made of matrix products, that leaves the pairs in a slot behind them.
+
+    Args:
+        device: where it runs.
+        verify_ms: how long.
+    """
+
+    def __init__(self, device: Device, verify_ms: float) -> None:
+        size = 4096 if device.torch_device.type == "cuda" else 64
+        dtype = torch.bfloat16 if device.torch_device.type == "cuda" else torch.float32
+        self._device = device
+        self._matrix = torch.randn(size, size, device=device.torch_device).to(dtype)
+        self._product = torch.empty_like(self._matrix)
+        self._after = torch.zeros(1, device=device.torch_device)
+        count = max(1, round(verify_ms * 1e3 / self._microseconds_of_one()))
+        self.launch = device.captured(lambda: self._products(count))
+        times = []
+        for _ in range(9):
+            began = time.perf_counter()
+            device.enqueue(self.launch)
+            device.synchronize()
+            times.append((time.perf_counter() - began) * 1e3)
+        self.milliseconds = statistics.median(times)
+
+    def next_work(self) -> None:
+        """What the target enqueues behind the drafts."""
+        self._after.add_(1)
+
+    def _products(self, count: int) -> None:
+        for _ in range(count):
+            torch.mm(self._matrix, self._matrix, out=self._product)
+
+    def _microseconds_of_one(self) -> float:
+        self._device.enqueue(lambda: self._products(3))
+        self._device.synchronize()
+        began = time.perf_counter()
+        self._device.enqueue(lambda: self._products(20))
+        self._device.synchronize()
+        return max((time.perf_counter() - began) * 1e6 / 20, 1e-3)
+
+
+def pairs_bytes(layout: ArenaLayout, first_key: int, width: int, dtype: torch.dtype) -> Tensor:
+    """The input part of a slot, from `first_key` to the last hidden row, as the target's kernels would leave it."""
+    fields = layout.fields
+    data = bytearray(fields.hidden - fields.first_key)
+    struct.pack_into("<q", data, 0, first_key)
+    struct.pack_into("<i", data, fields.pair_count - fields.first_key, NUM_PAIRS)
+    struct.pack_into(f"<{NUM_PAIRS}i", data, fields.tokens - fields.first_key, *range(1, NUM_PAIRS + 1))
+    rows = torch.randn(NUM_PAIRS, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+    packed = torch.zeros(NUM_PAIRS, layout.row_stride, dtype=torch.uint8)
+    packed[:, : rows.shape[1] * rows.element_size()] = rows.contiguous().view(torch.uint8)
+    return torch.cat((torch.tensor(list(data), dtype=torch.uint8), packed.flatten()))
+
+
+def range_bytes(memory: DeviceRange, device: torch.device) -> Tensor:
+    """GPU memory of the arena as uint8."""
+    from drafter_service.memory.device_view import bytes_at
+
+    return bytes_at(memory.pointer, memory.nbytes, device)
+
+
+@dataclass(slots=True)
+class OwnRound:
+    """The same round in the target's own process: what an engine with a built-in head would launch.
+
+    Attributes:
+        launched: of the same code as the service's.
+        inputs: the slot's input part.
+    """
+
+    launched: LaunchedRound
+    inputs: Tensor
+
+
+@torch.inference_mode()
+def make_own_round(checkpoint: Path, device: Device, num_drafts: int, dtype: str) -> OwnRound:
+    """Loads the head into this process and captures its round."""
+    torch_device = device.torch_device
+    head = load_head(checkpoint, device=torch_device)
+    pool, shape = _pool(head), RoundShape(1, num_drafts + 1, num_drafts, 8)
+    width = head.config.hidden_width
+    item = getattr(torch, dtype)
+    wish = ArenaWish(1, num_drafts, width * item.itemsize, width * item.itemsize, head.config.vocab_size, 0, False)
+    layout = lay_out(wish)
+
+    def whole(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=torch_device)
+
+    arena = torch.zeros(layout.size, dtype=torch.uint8, device=torch_device)
+    place = SlotPlace(
+        arena=arena,
+        layout=layout,
+        dtype=dtype,
+        width=width,
+        fence=whole(0),
+        ready=whole(1),
+        states=whole(*[0, 0, NUM_CONTEXT_ROWS - 1] * 2).view(2, NUM_STATE_WORDS),
+        numbers=NUMBERS,
+    )
+    launched = capture_slot_round(head, pool, shape, place)
+    inputs = launched.round.inputs
+    for name, value in (
+        ("ticket", 1),
+        ("op", 1),
+        ("planned", num_drafts),
+        ("planned_stop", Stop.COMPLETE.value),
+        ("max_keys", 8 * PAGE_ROWS),
+        ("num_rows_max", 8 * PAGE_ROWS),
+    ):
+        getattr(inputs, name).fill_(value)
+    inputs.is_real.fill_(value=True)
+    inputs.page_table.copy_(torch.arange(8)[None])
+    begin = layout.slots + layout.fields.first_key
+    prepared = pairs_bytes(layout, NUM_CONTEXT_ROWS, width, item)
+    return OwnRound(launched, arena[begin : begin + len(prepared)])
+
+
+def _pool(head: MtpHead) -> KvPool:
+    layout = head.kv_layout()
+    shape = PoolShape(layout.num_layers, PAGE_ROWS, layout.num_kv_heads, layout.head_dim, layout.dtype)
+    return KvPool(shape, 8, head.device)

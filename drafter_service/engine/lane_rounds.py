@@ -1,0 +1,363 @@
+"""Device-resident rounds between the lanes and the books: planned and launched, later read back and entered."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafter_service.engine.engine import Engine
+from drafter_service.engine.graph_runner import bucket, new_graph_memory
+from drafter_service.engine.lane_plan import PlannedSlot, enter_slot, plan_slot, read_mirror
+from drafter_service.engine.operations import Call, CloseSession, LaneWrite, Operation, Outcome, Task
+from drafter_service.engine.round_core import RoundShape
+from drafter_service.engine.slot_round import NUM_MIRROR_WORDS, LaunchedRound, SlotPlace, capture_slot_round
+from drafter_service.heads import MtpHead
+from drafter_service.memory.device_loss import DeviceLoss
+from drafter_service.memory.lanes import Lane, LaneWork, Watchdog
+from drafter_service.state.pool import KvPool
+from specdraft.errors import Reason, SpecdraftError, make_error
+
+_log = logging.getLogger(__name__)
+
+Results = list[SpecdraftError | None]
+
+
+@dataclass(slots=True)
+class _Record:
+    """A round that was planned."""
+
+    ticket: int
+    planned: list[PlannedSlot]
+    indices: list[int]
+    mirror: Tensor
+    logprobs: Tensor
+    kept: list[Tensor] = field(default_factory=list)  # what the stream still copies from
+
+
+@dataclass(slots=True)
+class LaneContext:
+    """A lane, and what its rounds use. The engine's, but for `lane`.
+
+    Attributes:
+        session_id: whose it is.
+        lane: its counters and its stream.
+        place: where its rounds read and write.
+        num_pairs: R.
+    """
+
+    session_id: bytes
+    lane: Lane
+    place: SlotPlace
+    num_pairs: int
+    rounds: dict[RoundShape, LaunchedRound] = field(default_factory=dict)
+    works: dict[int, LaneWork] = field(default_factory=dict)
+    records: deque[_Record] = field(default_factory=deque)
+    indices: dict[bytes, int] = field(default_factory=dict)
+    free_indices: list[int] = field(default_factory=list)
+    graph_memory: Any = None
+
+
+class LaneDesk:
+    """Takes rounds with tickets, and keeps other calls about their sequences waiting until they are entered.
+
+    Args:
+        engine: with whose turn rounds are planned, launched and entered.
+        head: computes.
+        pool: remembers.
+        reasons: error reasons by their numbers.
+        loss: told of what the driver and torch say.
+        max_batch: most entries of a round.
+        max_pages: most pages of a sequence.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        head: MtpHead,
+        pool: KvPool,
+        *,
+        reasons: Mapping[int, Reason],
+        loss: DeviceLoss,
+        max_batch: int,
+        max_pages: int,
+    ) -> None:
+        self._engine = engine
+        self._head = head
+        self._pool = pool
+        self._reasons = dict(reasons)
+        self._loss = loss
+        loss.when_lost(self._release_all)
+        self._max_batch = max_batch
+        self._max_pages = max_pages
+        self._lock = threading.Lock()
+        self._pending: Counter[tuple[bytes, bytes]] = Counter()
+        self._parked: list[Call] = []
+        self._planned: Counter[tuple[bytes, bytes]] = Counter()
+        self._contexts: dict[Lane, LaneContext] = {}
+        self.watchdog = Watchdog(self._on_news)
+
+    def prepare(self, context: LaneContext, num_slots: int, ready: threading.Event) -> None:
+        """Takes a lane up; `ready` is set once what its first rounds need has been made."""
+
+        def add() -> None:
+            self._add(context, num_slots)
+            ready.set()
+
+        self._later(add)
+
+    @torch.inference_mode()
+    def _add(self, context: LaneContext, num_slots: int) -> None:
+        context.graph_memory = new_graph_memory(self._head.device)
+        context.free_indices = list(range(context.place.states.shape[0] - 1))
+        self._contexts[context.lane] = context
+        drafts = context.num_pairs - 1
+        for batch in sorted({bucket(1, num_slots), bucket(num_slots, self._max_batch)}):
+            self._round(context, RoundShape(batch, context.num_pairs, drafts, bucket(1, self._max_pages)))
+        self.watchdog.watch(context.lane)
+
+    def begin(
+        self,
+        context: LaneContext,
+        ticket: int,
+        ready_timeout_s: float,
+        writes: Sequence[LaneWrite],
+        on_done: Callable[[Results], None],
+    ) -> None:
+        """Takes a round; `on_done` gets an error or None an entry once planned. Raises if the ticket is refused."""
+        try:
+            context.lane.take(ticket, ready_timeout_s)
+        except SpecdraftError:
+            self._later(partial(self._pump, context))  # a ticket that skipped one gets its `done` all the same
+            raise
+        with self._lock:
+            self._pending.update((write.session_id, write.sequence_id) for write in writes)
+        self._later(partial(self._plan, context, ticket, writes, on_done))
+
+    def accept(self, call: Call) -> None:
+        """`Engine.accept`, as soon as no round of the call's sequences is under way."""
+        self._hand_over(call, self._engine.accept)
+
+    def submit(self, call: Call) -> None:
+        """`Engine.submit`, as soon as no round of the call's sequences is under way."""
+        self._hand_over(call, self._engine.submit)
+
+    def _hand_over(self, call: Call, take: Callable[[Call], None]) -> None:
+        with self._lock:
+            if any(self._blocks(operation) for operation in call.operations):
+                self._parked.append(call)
+                return
+        take(call)
+
+    def close(self) -> None:
+        """Releases what is left; the engine has ended."""
+        self._release_all()
+        self.watchdog.close()
+
+    def _release_all(self) -> None:
+        for lane in list(self._contexts):
+            self.watchdog.release(lane)
+
+    def _blocks(self, operation: Operation) -> bool:
+        if isinstance(operation, CloseSession):
+            return any(session == operation.session_id for session, _ in self._pending)
+        return (operation.session_id, operation.sequence_id) in self._pending
+
+    def _on_news(self, lane: Lane, dropped: tuple[int, ...]) -> None:
+        context = self._contexts.get(lane)
+        if context is not None:
+            self._later(partial(self._news, context, dropped))
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._loss.seen(error)
+            raise
+
+    def _later(self, action: Callable[[], None]) -> None:
+        self._engine.submit(Call([Task(b"", b"", partial(self._guarded, action))], 0.0, math.inf, lambda _: None))
+
+    # From here on everything runs with the engine's turn.
+
+    @torch.inference_mode()
+    def _plan(
+        self, context: LaneContext, ticket: int, writes: Sequence[LaneWrite], on_done: Callable[[Results], None]
+    ) -> None:
+        results: Results = [None] * len(writes)
+        planned: list[PlannedSlot] = []
+        over: list[LaneWrite] = []
+        for index, write in enumerate(writes):
+            try:
+                outcome = self._plan_entry(context, write)
+            except SpecdraftError as error:
+                results[index] = error
+                over.append(write)
+                continue
+            if isinstance(outcome, PlannedSlot):
+                planned.append(outcome)
+                self._planned[write.session_id, write.sequence_id] += 1
+            else:
+                over.append(write)  # a retry: the outputs are not written again, `ReadDrafts` has them
+        if planned:
+            self._prepare(context, ticket, planned)
+        else:
+            context.lane.refuse(ticket)
+        on_done(results)
+        self._entered(over)
+        self._pump(context)
+        if context.lane.state.is_released:
+            self._news(context, (ticket,))
+
+    def _plan_entry(self, context: LaneContext, write: LaneWrite) -> PlannedSlot | Outcome:
+        key = write.session_id, write.sequence_id
+        if self._planned[key] and write.sequence_id not in context.indices:
+            raise make_error(
+                Reason.IN_FLIGHT_EXHAUSTED,
+                "rounds of the sequence are under way in another lane",
+                retry_delay_ms=10,
+                limit=1,
+            )
+        if not context.free_indices and write.sequence_id not in context.indices:
+            limit = context.place.states.shape[0] - 1
+            text = f"{limit} sequences have rounds under way in this lane, which is the limit"
+            raise make_error(Reason.IN_FLIGHT_EXHAUSTED, text, retry_delay_ms=10, limit=limit)
+        return plan_slot(self._engine.ledger, write, self._planned[key], context.num_pairs)
+
+    def _prepare(self, context: LaneContext, ticket: int, planned: list[PlannedSlot]) -> None:
+        """Makes the round's work: everything that it will need is there before it goes onto the stream."""
+        indices = []
+        for one in planned:
+            sequence_id = one.operation.sequence_id
+            if sequence_id not in context.indices:
+                context.indices[sequence_id] = context.free_indices.pop()
+            indices.append(context.indices[sequence_id])
+        pages = bucket(max(len(one.pages) for one in planned), self._max_pages)
+        drafts = max(1, *(one.operation.num_drafts for one in planned))
+        shape = RoundShape(bucket(len(planned), self._max_batch), context.num_pairs, drafts, pages)
+        launched = self._round(context, shape)
+        staged = self._staged(shape, ticket, planned, indices, context)
+        states = [
+            (index, self._host([[one.state.begin_key, one.state.begin_row, one.state.last_key]]))
+            for one, index in zip(planned, indices, strict=True)
+            if one.state is not None
+        ]
+        mirror = self._host_like(launched.round.mirror)
+        logprobs = self._host_like(launched.round.logprobs)
+        inputs, place = launched.round.inputs, context.place
+
+        @torch.inference_mode()
+        def prepare() -> None:
+            for index, state in states:
+                place.states[index : index + 1].copy_(state, non_blocking=True)
+            for name, values in staged.items():
+                getattr(inputs, name).copy_(values, non_blocking=True)
+
+        @torch.inference_mode()
+        def collect() -> None:
+            mirror.copy_(launched.round.mirror, non_blocking=True)
+            logprobs.copy_(launched.round.logprobs, non_blocking=True)
+
+        context.works[ticket] = LaneWork(prepare, launched.launch, collect)
+        kept = [*staged.values(), *[state for _, state in states]]
+        context.records.append(_Record(ticket, planned, indices, mirror, logprobs, kept))
+
+    def _staged(
+        self, shape: RoundShape, ticket: int, planned: list[PlannedSlot], indices: list[int], context: LaneContext
+    ) -> dict[str, Tensor]:
+        """The round's inputs in host memory, padded with the first entry's slot and nobody's state."""
+        padding = shape.batch - len(planned)
+        nobody = context.place.states.shape[0] - 1
+        spare = self._pool.spare_page
+        table = [[*one.pages, *[spare] * (shape.pages - len(one.pages))][: shape.pages] for one in planned]
+        asked = [one.operation for one in planned]
+        first = asked[0].slot
+        floors = [-math.inf if one.min_logprob is None else one.min_logprob for one in asked]
+        return {
+            "ticket": self._host([ticket]),
+            "slot": self._host([*[one.slot for one in asked], *[first] * padding]),
+            "state_index": self._host([*indices, *[nobody] * padding]),
+            "is_real": self._host([*[True] * len(planned), *[False] * padding]),
+            "op": self._host([*[one.op for one in asked], *[0] * padding]),
+            "planned": self._host([*[one.num_drafts for one in planned], *[0] * padding]),
+            "planned_stop": self._host([*[one.stop.value for one in planned], *[0] * padding]),
+            "max_keys": self._host([*[one.sequence.max_keys for one in planned], *[0] * padding]),
+            "num_rows_max": self._host([*[one.num_rows_max for one in planned], *[0] * padding]),
+            "page_table": self._host([*table, *[[spare] * shape.pages] * padding]),
+            "min_logprob": self._host([*floors, *[-math.inf] * padding]),
+        }
+
+    def _host(self, values: list[int] | list[bool] | list[float] | list[list[int]]) -> Tensor:
+        made = torch.tensor(values)
+        return made.pin_memory() if self._head.device.type == "cuda" else made
+
+    def _host_like(self, of: Tensor) -> Tensor:
+        return torch.zeros(of.shape, dtype=of.dtype, pin_memory=self._head.device.type == "cuda")
+
+    def _round(self, context: LaneContext, shape: RoundShape) -> LaunchedRound:
+        if shape not in context.rounds:
+            context.rounds[shape] = capture_slot_round(
+                self._head, self._pool, shape, context.place, context.graph_memory
+            )
+        return context.rounds[shape]
+
+    def _pump(self, context: LaneContext) -> None:
+        """Puts onto the stream what may go there."""
+        has_launched = False
+        while context.lane.launch_next(context.works):
+            has_launched = True
+        if has_launched:
+            self.watchdog.wake()
+
+    def _news(self, context: LaneContext, dropped: tuple[int, ...]) -> None:
+        """Enters what has come back, forgets what never will run, and lets others have the room."""
+        while context.records and context.records[0].ticket <= context.lane.passed:
+            self._enter(context, context.records.popleft())
+        lost = [record for record in context.records if record.ticket in dropped and record.ticket in context.works]
+        for record in lost:
+            del context.works[record.ticket]
+            context.records.remove(record)
+            self._let_go(context, record)
+        if context.lane.is_over and not context.records:
+            self._contexts.pop(context.lane, None)
+        for other in list(self._contexts.values()):
+            self._pump(other)
+
+    def _enter(self, context: LaneContext, record: _Record) -> None:
+        words, logprobs = record.mirror.tolist(), record.logprobs.tolist()
+        for index, planned in enumerate(record.planned):
+            result = read_mirror(words[index], logprobs[index], context.num_pairs, NUM_MIRROR_WORDS, self._reasons)
+            try:
+                enter_slot(self._engine.ledger, planned, result)
+            except Exception:  # noqa: BLE001  # one entry's books must not stop the lane
+                _log.exception("a round could not be entered")
+        self._let_go(context, record)
+
+    def _let_go(self, context: LaneContext, record: _Record) -> None:
+        writes = [planned.operation for planned in record.planned]
+        for planned in record.planned:
+            key = planned.operation.session_id, planned.operation.sequence_id
+            self._planned[key] -= 1
+            if not self._planned[key]:
+                del self._planned[key]
+                self._engine.ledger.settle(planned.sequence)
+                context.free_indices.append(context.indices.pop(planned.operation.sequence_id))
+        self._entered(writes)
+
+    def _entered(self, writes: Sequence[LaneWrite]) -> None:
+        """The rounds of these are over: whoever waited for them goes on."""
+        with self._lock:
+            self._pending.subtract((write.session_id, write.sequence_id) for write in writes)
+            self._pending = +self._pending
+            ready = [call for call in self._parked if not any(map(self._blocks, call.operations))]
+            self._parked = [call for call in self._parked if call not in ready]
+        for call in ready:
+            self._engine.submit(call)

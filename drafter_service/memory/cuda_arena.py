@@ -1,0 +1,262 @@
+"""The CUDA arena: one allocation a session, exported to its client by an IPC handle."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import secrets
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from drafter_service.memory.arena import SlotOutputs
+from drafter_service.memory.device_view import bytes_at, rows_of
+from drafter_service.memory.hiddens import DTYPES, checked_rows
+from drafter_service.memory.layout import NONCE_BYTES, ArenaLayout
+from drafter_service.memory.reaper import Reaper
+from specdraft.errors import Reason, SpecdraftError, make_error
+from specdraft.memory.cuda import CudaDriver, CudaError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+GRANULE = 2 << 20
+"""Allocations are whole multiples of this: smaller ones may share what is exported with others' memory."""
+
+
+DEFAULT_STREAM = 0
+
+
+class ArenaPool:
+    """Makes arenas' allocations within a budget, and has them freed.
+
+    Allocating and freeing may block while a wait is open. So one allocation of the size asked for last is kept ready,
+    and freeing is the reaper's. What was exported once is freed and never handed to another session: whoever had
+    mapped it could still read and write it.
+
+    Args:
+        driver: allocates.
+        device: the GPU's ordinal.
+        budget: most bytes of all arenas, those included that are not freed yet.
+        reaper: frees.
+    """
+
+    def __init__(self, driver: CudaDriver, device: int, budget: int, reaper: Reaper) -> None:
+        self._driver = driver
+        self._device = device
+        self._budget = budget
+        self._reaper = reaper
+        self._lock = threading.Lock()
+        self._num_bytes = 0
+        self._spare: tuple[int, int] | None = None
+        self._closed = threading.Event()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are allocated, the spare one's too."""
+        return self._num_bytes
+
+    def take(self, size: int) -> tuple[int, int]:
+        """An allocation of at least `size` bytes, zeroed: (pointer, bytes). Raises ARENA_EXHAUSTED."""
+        rounded = -(-size // GRANULE) * GRANULE
+        with self._lock:
+            spare, self._spare = self._spare, None
+        if spare is not None and spare[1] != rounded:
+            self._free(*spare)
+            spare = None
+        pointer = self._allocate(rounded) if spare is None else spare[0]
+        self._reaper.later(lambda: self._refill(rounded))
+        return pointer, rounded
+
+    def give(self, pointer: int, size: int) -> None:
+        """Gives an allocation back, to be freed by the reaper."""
+        self._reaper.later(lambda: self._free(pointer, size))
+
+    def close(self) -> None:
+        """Frees the spare one and keeps none any more."""
+        with self._lock:
+            self._closed.set()
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            self.give(*spare)
+
+    def _allocate(self, size: int) -> int:
+        with self._lock:
+            if self._num_bytes + size > self._budget:
+                raise make_error(
+                    Reason.ARENA_EXHAUSTED,
+                    f"arenas hold {self._num_bytes} of {self._budget} bytes; {size} more do not fit",
+                    retry_delay_ms=1000,
+                    bytes=size,
+                    limit=self._budget,
+                )
+            self._num_bytes += size
+        try:
+            return self._zeroed(size)
+        except CudaError as error:
+            with self._lock:
+                self._num_bytes -= size
+            raise device_error(error, size, self._budget) from None
+
+    def _zeroed(self, size: int) -> int:
+        driver = self._driver
+        driver.make_current(self._device)
+        pointer = driver.allocate(size)
+        try:
+            driver.fill(DEFAULT_STREAM, pointer, 0, size)
+            driver.synchronize(DEFAULT_STREAM)
+        except CudaError:
+            driver.free(pointer)
+            raise
+        return pointer
+
+    def _refill(self, size: int) -> None:
+        with self._lock:
+            # Not where it would take the room of a session that comes.
+            if self._spare is not None or self._closed.is_set() or self._num_bytes + 2 * size > self._budget:
+                return
+        spare = self._allocate(size), size
+        with self._lock:
+            if not self._closed.is_set():
+                self._spare = spare  # nobody else makes one
+                return
+        self._free(*spare)
+
+    def _free(self, pointer: int, size: int) -> None:
+        self._driver.make_current(self._device)
+        self._driver.free(pointer)
+        with self._lock:
+            self._num_bytes -= size
+
+
+class CudaArena:
+    """One session's arena in GPU memory. Beside the methods of `HostArena` it has `hidden_rows`, which go no way round.
+
+    Args:
+        layout: where everything lies.
+        pool: where the memory comes from.
+        driver: exports it.
+        device: torch's name of the GPU.
+
+    Attributes:
+        nonce: what the service wrote into it.
+        handle: the IPC handle: a secret.
+    """
+
+    def __init__(
+        self,
+        layout: ArenaLayout,
+        pool: ArenaPool,
+        driver: CudaDriver,
+        device: torch.device,
+    ) -> None:
+        self.layout = layout
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        self.size = 0
+        self._pool = pool
+        self._device = device
+        self._lock = threading.Lock()
+        self._pointer, self.size = pool.take(layout.size)
+        try:
+            self.handle = driver.export_handle(self._pointer)
+            self._memory: Tensor | None = bytes_at(self._pointer, self.size, device)
+            self._write(layout.nonce, self.nonce)
+        except CudaError as error:
+            self._memory = None
+            pool.give(self._pointer, self.size)
+            raise device_error(error, self.size, self.size) from None
+
+    @property
+    def pointer(self) -> int:
+        """Where it begins in this process."""
+        return self._pointer
+
+    @property
+    def memory(self) -> Tensor:
+        """All of it, uint8. Raises SESSION_UNKNOWN once the session has ended."""
+        if self._memory is None:
+            raise make_error(Reason.SESSION_UNKNOWN, "the session has ended")
+        return self._memory
+
+    def copy_rows(self, offset: int, stride: int, num_rows: int, row_bytes: int) -> bytearray:
+        """A private copy of rows in host memory, packed; for masks. Raises MEMORY_OUT_OF_BOUNDS."""
+        copied = self._copied(offset, stride, num_rows, row_bytes).cpu()
+        return bytearray(ctypes.string_at(copied.data_ptr(), copied.numel()))
+
+    def hidden_rows(self, offset: int, num_rows: int, *, dtype: str, head_dtype: str, width: int) -> Tensor:
+        """A private, checked copy of hidden rows [num_rows, width] on the device, in the head's element type.
+
+        Raises:
+            MEMORY_OUT_OF_BOUNDS, HIDDEN_NOT_FINITE.
+        """
+        copied = self._copied(offset, self.layout.row_stride, num_rows, width * DTYPES[dtype].itemsize)
+        return checked_rows(copied.view(DTYPES[dtype]), head_dtype)
+
+    def write_outputs(self, slot: int, outputs: SlotOutputs) -> None:
+        """Writes a slot's outputs; `op` behind the rest."""
+        fields = self.layout.fields
+        base = self.layout.slots + slot * fields.stride
+        packed = packed_outputs(self.layout, outputs)
+        with self._lock:
+            self._write(base, packed)
+            self._write(base + fields.op, struct.pack("<Q", outputs.op))
+
+    def close(self) -> None:
+        """Has the memory freed once nobody's work on the device can touch it. Safe to call twice."""
+        with self._lock:
+            if self._memory is None:
+                return
+            self._memory = None
+        self._pool.give(self._pointer, self.size)
+
+    def _copied(self, offset: int, stride: int, num_rows: int, row_bytes: int) -> Tensor:
+        end = offset + (num_rows - 1) * stride + row_bytes
+        if offset < 0 or stride < row_bytes or end > self.layout.size:
+            raise make_error(
+                Reason.MEMORY_OUT_OF_BOUNDS,
+                f"rows end at byte {end} of an arena of {self.layout.size}",
+                field="row_stride_bytes" if stride < row_bytes else "row_count",
+                value=end,
+                limit=self.layout.size,
+            )
+        with self._lock:
+            return rows_of(self.memory, offset, stride, num_rows, row_bytes).clone(
+                memory_format=torch.contiguous_format
+            )
+
+    def _write(self, offset: int, data: bytes | bytearray) -> None:
+        # From pageable memory: the copy has been made when this returns.
+        source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self.memory[offset : offset + len(data)].copy_(source)
+
+
+def packed_outputs(layout: ArenaLayout, outputs: SlotOutputs) -> bytearray:
+    """The output fields of a slot as they lie in memory, `op` left 0: all of them lie before the inputs."""
+    fields = layout.fields
+    packed = bytearray(fields.first_key)
+    count = len(outputs.drafts)
+    struct.pack_into("<i", packed, fields.status, outputs.status)
+    struct.pack_into("<i", packed, fields.draft_count, count)
+    struct.pack_into("<i", packed, fields.stop_reason, outputs.stop_reason)
+    struct.pack_into(f"<{count}i", packed, fields.drafts, *outputs.drafts)
+    struct.pack_into(f"<{count}f", packed, fields.logprobs, *outputs.logprobs)
+    packed[fields.last_embedding : fields.last_embedding + len(outputs.last_embedding)] = outputs.last_embedding
+    struct.pack_into("<i", packed, fields.row_count, outputs.row_count)
+    struct.pack_into("<q", packed, fields.last_pair_key, outputs.last_pair_key)
+    return packed
+
+
+def device_error(error: CudaError, size: int, limit: int) -> SpecdraftError:
+    """What a failed allocation or export means for who asked for it."""
+    _log.warning("an arena of %d bytes failed: %s", size, error)
+    if error.is_sticky:
+        return make_error(Reason.DEVICE_LOST, f"the device is lost ({error.name})", retry_delay_ms=1000)
+    if error.name == "CUDA_ERROR_OUT_OF_MEMORY":
+        return make_error(
+            Reason.ARENA_EXHAUSTED, f"the GPU has no {size} bytes", retry_delay_ms=1000, bytes=size, limit=limit
+        )
+    return make_error(Reason.MEMORY_NOT_SHAREABLE, f"the GPU's memory cannot be exported here ({error.name})")
