@@ -274,7 +274,7 @@ def _serve(flags: argparse.Namespace) -> int:
     try:
         addresses = service.start()
         stop.unwinds = False
-    except _StoppedError:
+    except SystemExit:
         service.close()
         _log.info("%s: ended before it was ready", stop.why)
         return 0
@@ -295,16 +295,8 @@ def _serve(flags: argparse.Namespace) -> int:
     return _failed(failure, EXIT_FAILED) if failure else 0
 
 
-class _StoppedError(BaseException):
-    """A signal while the head is loaded."""
-
-
 class _Stop:
-    """The wish that `serve` ends, and where it came from.
-
-    Attributes:
-        unwinds: whether a signal ends what the main thread does: a load may take minutes, and nothing is lost with it.
-    """
+    """The wish that `serve` ends, and where it came from. While it `unwinds`, a signal ends the load, however long."""
 
     def __init__(self) -> None:
         self.given = threading.Event()
@@ -315,7 +307,7 @@ class _Stop:
         self.give(signal.Signals(number).name)
         if self.unwinds:
             self.unwinds = False  # what is being cleared away must not be interrupted
-            raise _StoppedError
+            sys.exit(0)
 
     def give(self, why: str) -> None:
         self.why = self.why or why
