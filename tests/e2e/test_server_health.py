@@ -221,21 +221,20 @@ def test_a_service_whose_device_hangs_ends_all_the_same(start):
     # All but the one that is inside the device: `serve` ends without it.
     names = ("rpc", "stream", "drive-reader")
     assert server.service.is_stuck
-    wait_until(lambda: sum(t.name.startswith(names) and t.name in busy() for t in threading.enumerate()) <= 1)
+    wait_until(lambda: sum(thread.name.startswith(names) for thread in busy()) <= 1)
 
 
 def busy():
-    """Names of the threads that run one of our handlers."""
-
+    """The threads that run one of our handlers. Services of one process have threads of the same names."""
     frames = sys._current_frames()
-    names = set()
+    threads = []
     for thread in threading.enumerate():
         frame = frames.get(thread.ident)
-        while frame is not None:
-            if "/drafter_service/server/" in frame.f_code.co_filename:
-                names.add(thread.name)
+        while frame is not None and "/drafter_service/server/" not in frame.f_code.co_filename:
             frame = frame.f_back
-    return names
+        if frame is not None:
+            threads.append(thread)
+    return threads
 
 
 def test_two_services_of_one_process_have_their_own_health(start):
