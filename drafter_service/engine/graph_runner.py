@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -23,10 +23,10 @@ WARM_UPS = 2
 """Eager runs before a capture: libraries allocate and choose kernels on their first calls."""
 
 
-class GraphObserver:
-    """What a graph runner tells to whoever counts; here nobody does."""
+class GraphObserver(Protocol):
+    """What a graph runner tells to whoever counts."""
 
-    def graph_captured(self, seconds: float) -> None:
+    def graph_captured(self) -> None:
         """A graph was captured."""
 
 
@@ -112,7 +112,7 @@ class GraphRunner:
         head: computes.
         pool: remembers.
         limits: the shapes.
-        observer: told of captures.
+        observer: told of captures; None = nobody is.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class GraphRunner:
         self._pool = pool
         self._limits = limits
         self._spare_page = pool.spare_page
-        self._observer = observer or GraphObserver()
+        self._observer = observer
         self._rounds: dict[RoundShape, CapturedRound] = {}
         self._graph_memory = new_graph_memory(head.device)
 
@@ -181,7 +181,8 @@ class GraphRunner:
             began = time.perf_counter()
             self._rounds[shape] = capture_round(self._head, self._pool, shape, self._spare_page, self._graph_memory)
             seconds = time.perf_counter() - began
-            self._observer.graph_captured(seconds)
+            if self._observer is not None:
+                self._observer.graph_captured()
             _log.debug("captured %s in %.3f s", shape, seconds)
         return self._rounds[shape]
 

@@ -22,7 +22,7 @@ from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.slot_round import NUM_MIRROR_WORDS, LaunchedRound, SlotPlace, capture_slot_round
 from drafter_service.heads import MtpHead
 from drafter_service.memory.device_loss import DeviceLoss
-from drafter_service.memory.lanes import Lane, LaneWork, Watchdog
+from drafter_service.memory.lanes import Lane, LaneObserver, LaneWork, Watchdog
 from drafter_service.state.pool import KvPool
 from specdraft.errors import Reason, SpecdraftError, make_error
 
@@ -89,6 +89,7 @@ class LaneDesk:
         loss: DeviceLoss,
         max_batch: int,
         max_pages: int,
+        observer: LaneObserver | None = None,
     ) -> None:
         self._engine = engine
         self._head = head
@@ -103,7 +104,7 @@ class LaneDesk:
         self._parked: list[Call] = []
         self._planned: Counter[tuple[bytes, bytes]] = Counter()
         self._contexts: dict[Lane, LaneContext] = {}
-        self.watchdog = Watchdog(self._on_news)
+        self.watchdog = Watchdog(self._on_news, observer)
 
     def prepare(self, context: LaneContext, num_slots: int, ready: threading.Event) -> None:
         """Takes a lane up; `ready` is set once what its first rounds need has been made."""

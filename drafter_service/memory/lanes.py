@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from drafter_service.memory.lane_protocol import ServiceLane, Ticketed, Verdict
 from specdraft.errors import Reason, SpecdraftError, make_error
@@ -303,14 +303,11 @@ def _sealed_page() -> int:
     return descriptor
 
 
-class LaneObserver:
-    """What lanes tell to whoever counts; here nobody does."""
+class LaneObserver(Protocol):
+    """What lanes tell to whoever counts."""
 
     def ready_timed_out(self) -> None:
         """A verify did not end in time, and its lane was released."""
-
-    def lane_released(self) -> None:
-        """A lane was given up for whatever reason."""
 
 
 class Watchdog:
@@ -320,7 +317,7 @@ class Watchdog:
 
     Args:
         on_news: called in its thread with a lane in which something is done, ready or over; must be quick.
-        observer: told of releases.
+        observer: told of verifies that did not end; None = nobody is.
         tick_s: how often it looks while there is something to look at.
     """
 
@@ -331,7 +328,7 @@ class Watchdog:
         tick_s: float = 5e-4,
     ) -> None:
         self._on_news = on_news
-        self._observer = observer or LaneObserver()
+        self._observer = observer
         self._tick_s = tick_s
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -363,7 +360,6 @@ class Watchdog:
         """Gives a lane up."""
         if lane.state.is_released:
             return
-        self._observer.lane_released()
         dropped = lane.release()
         self._wake.set()
         self._on_news(lane, dropped)
@@ -391,7 +387,8 @@ class Watchdog:
 
     def _look(self, lane: Lane) -> None:
         if lane.is_overdue():
-            self._observer.ready_timed_out()
+            if self._observer is not None:
+                self._observer.ready_timed_out()
             self.release(lane)
         elif lane.is_given_up:
             self.release(lane)

@@ -257,7 +257,11 @@ class Service:
         ledger, sessions = self.assembly.engine.ledger, self.assembly.sessions
         allocator, vault = ledger.allocator, ledger.vault
         self.metrics.watch(
-            {"sessions": lambda: len(sessions), "sequences": lambda: len(ledger.sequences)},
+            {
+                "sessions": lambda: len(sessions),
+                "sequences": lambda: len(ledger.sequences),
+                "regions_open": sessions.num_regions,
+            },
             {
                 "free": lambda: allocator.num_free,
                 "carried": lambda: vault.num_own_pages,

@@ -125,6 +125,7 @@ class Assembly:
                 loss=self.loss,
                 max_batch=self.config.max_batch,
                 max_pages=-(-self.max_seq_len // self.config.page_rows) + 1,
+                observer=self._metrics,
             )
             self._lanes = calls.lanes = LaneCalls(desk, facts, self.gpu, self._descriptors, self._clock)
         handshake = Handshake(facts, self._descriptors, self.gpu, lambda: self.switch.kind)
@@ -168,7 +169,7 @@ def assemble(
     head = _load(plan, device)
     pool = _pool(config, head, device)
     loss = DeviceLoss()
-    switch = _runners(config, head, pool, loss)
+    switch = _runners(config, head, pool, loss, metrics)
     runner = DeviceWatch(wrap_runner(switch), device, metrics.device_fault, clock)
     loss.when_lost(runner.give_up)
     _test(config, head, pool, runner, clock)
@@ -179,14 +180,14 @@ def assemble(
     return assembly
 
 
-def _runners(config: ServiceConfig, head: MtpHead, pool: KvPool, loss: DeviceLoss) -> RunnerSwitch:
+def _runners(config: ServiceConfig, head: MtpHead, pool: KvPool, loss: DeviceLoss, metrics: Metrics) -> RunnerSwitch:
     """The runners of the device: graphs where there is a GPU, a simulated one included."""
     runners: dict[RunnerKind, Runner] = {RunnerKind.EAGER: EagerRunner(head, pool)}
     wanted = RunnerKind.EAGER if config.runner in {"auto", "eager"} else RunnerKind.GRAPH
     if head.device.type == "cuda" or config.simulated_gpu is not None:
         longest = min(config.max_seq_len or head.config.max_position, head.config.max_position)
         limits = GraphLimits(config.max_batch, config.max_drafts, -(-longest // config.page_rows) + 1)
-        graphs = GraphRunner(runners[RunnerKind.EAGER], head, pool, limits)
+        graphs = GraphRunner(runners[RunnerKind.EAGER], head, pool, limits, observer=metrics)
         runners[RunnerKind.GRAPH] = graphs
         if head.device.type == "cuda":
             graphs.warm_up()

@@ -22,6 +22,14 @@ class Closeable(Protocol):
         ...
 
 
+class Regions(Closeable, Protocol):
+    """The client regions of a session."""
+
+    def __len__(self) -> int:
+        """How many are open."""
+        ...
+
+
 class DriveStream(Protocol):
     """The session's open stream, as far as a session cares."""
 
@@ -63,7 +71,7 @@ class Session:
         self.opened_at = now
         self.expires_at = now + lease_s
         self.arena = arena
-        self.regions: Closeable | None = None
+        self.regions: Regions | None = None
         self.lanes: Closeable | None = None
         self.mapping_proven = False
         self.drive: DriveStream | None = None
@@ -142,6 +150,11 @@ class SessionTable:
         with self._lock:
             ended = [token for token, session in self._by_token.items() if session.expires_at <= now]
             return [self._by_token.pop(token) for token in ended]
+
+    def num_regions(self) -> int:
+        """Client regions that are open, over all sessions."""
+        with self._lock:
+            return sum(len(session.regions) for session in self._by_token.values() if session.regions is not None)
 
     def pop_all(self) -> list[Session]:
         """Forgets all sessions and returns them."""

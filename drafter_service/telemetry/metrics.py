@@ -101,6 +101,8 @@ class Metrics:
         )
         self._busy = self._counter("device_busy_seconds", "Time spent in forwards, as the engine's thread sees it.")
         self._faults = self._counter("device_faults", "Errors that the device reported.")
+        self._ready_timeouts = self._counter("ready_timeouts", "Lanes released because a verify did not end in time.")
+        self._captures = self._counter("graph_captures", "CUDA graphs captured.")
         rows = self._counter("rows_written", "Rows that sequences took, by what they come from.", ("kind",))
         self._rows = {kind: rows.labels(kind) for kind in ROW_KINDS}
         self._proposals = self._counter("proposals", "Proposals that brought drafts.")
@@ -120,7 +122,7 @@ class Metrics:
     ) -> None:
         """Binds gauges to what they show: `gauges` by name (without prefix), `pages` by state, `memory` by use."""
         for name, read in gauges.items():
-            Gauge(f"specdraft_{name}", f"Open {name}.", registry=self.registry).set_function(read)
+            Gauge(f"specdraft_{name}", f"Open {name.removesuffix('_open')}.", registry=self.registry).set_function(read)
         states = Gauge("specdraft_kv_pages", "Pages of the KV pool by state.", ("state",), registry=self.registry)
         for state, read in pages.items():
             states.labels(state).set_function(read)
@@ -183,6 +185,14 @@ class Metrics:
     def device_fault(self) -> None:
         """The device reported an error."""
         self._faults.inc()
+
+    def ready_timed_out(self) -> None:
+        """A verify did not end in time, and its lane was released."""
+        self._ready_timeouts.inc()
+
+    def graph_captured(self) -> None:
+        """A CUDA graph was captured."""
+        self._captures.inc()
 
     def carry(self, outcome: str) -> None:
         """A carry was "taken", "installed", "freed", "lost" with its session, "expired" or "evicted"."""

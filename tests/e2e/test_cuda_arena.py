@@ -174,9 +174,12 @@ def test_a_session_has_only_so_many_regions_and_never_another_s(clients):
     gpu = clients.gpu_of_client()
     first, second = clients.client(gpu), clients.client()
     buffer = DeviceRange(gpu.driver.allocate(1 << 16), 1 << 16)
+    before = clients.server.metric("regions_open")
     made = [first.register_region(buffer[n * 64 : n * 64 + 64]) for n in range(16)]
+    assert clients.server.metric("regions_open") == before + 16
     refused(Reason.REGIONS_EXHAUSTED, first.register_region, buffer)
     made[0].close()
+    assert clients.server.metric("regions_open") == before + 15
     whole = first.register_region(buffer)
     second.session.regions._open.append(whole)  # its id is all that anybody needs to ask
     with second.open_sequence() as sequence:

@@ -212,6 +212,7 @@ def test_a_verify_that_never_ends_is_released_and_the_sequence_goes_on(tiny_chec
             open_gate(gate)
             (error,) = early.outputs(10)
             assert error.reason is Reason.LANE_RELEASED
+            assert clients.server.metric("ready_timeouts_total") == 1
             assert sequence.state().row_count == 0
             sequence.propose(0, STORY.tokens[:2], STORY.rows[:2], num_drafts=2)
             target.lane.close()

@@ -252,6 +252,9 @@ COMPLETE = {
     "specdraft_device_busy_seconds": set(),
     "specdraft_device_faults": set(),
     "specdraft_device_memory_bytes": {"use"},
+    "specdraft_regions_open": set(),
+    "specdraft_ready_timeouts": set(),
+    "specdraft_graph_captures": set(),
 }
 
 

@@ -52,7 +52,7 @@ def test_every_alert_is_told():
 
 def test_every_metric_is_told_and_no_other():
     metrics = Metrics(CollectorRegistry(), 8)
-    metrics.watch({"sessions": float, "sequences": float}, {"free": float}, {"kv": float})
+    metrics.watch({"sessions": float, "sequences": float, "regions_open": float}, {"free": float}, {"kv": float})
     metrics.describe_process("0")
     metrics.describe_head({})
     suffixes = {"counter": "_total", "info": "_info"}

@@ -9,12 +9,14 @@ import random
 
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 
 from books import Books, Comparison, write
 from checkpoints import write_tiny_checkpoint
 from drafter_service.engine import operations as ops
 from drafter_service.engine.graph_runner import GraphLimits, GraphRunner, bucket
 from drafter_service.heads import load_head
+from drafter_service.telemetry import Metrics
 
 LIMITS = GraphLimits(max_batch=8, max_drafts=4, max_pages=32)
 
@@ -162,6 +164,21 @@ def test_a_head_that_computes_nan_fails_the_entry_and_puts_live_rows_back(head, 
 
 def test_batches_and_page_counts_go_into_powers_of_two():
     assert [bucket(count, 6) for count in (1, 2, 3, 4, 5, 6)] == [1, 2, 4, 4, 6, 6]
+
+
+def test_captures_are_counted(head):
+    metrics = Metrics(CollectorRegistry(), 4)
+    runners = []
+
+    def wrap(runner, *parts):
+        runners.append(GraphRunner(runner, *parts, GraphLimits(4, 2, 4), observer=metrics))
+        return runners[0]
+
+    books = Books(head, wrap_runner=wrap)
+    runners[0].warm_up()
+    books.close()
+    assert runners[0].num_captured > 0
+    assert metrics.registry.get_sample_value("specdraft_graph_captures_total") == runners[0].num_captured
 
 
 def test_after_warming_up_nothing_is_captured_any_more(head):
