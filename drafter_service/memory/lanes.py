@@ -129,6 +129,7 @@ class Lane:
             os.close(descriptor)
         self._own = CounterPage()
         self._stream: int | None = None
+        self._taken_at: dict[int, float] = {}
         driver = tools.driver
         try:
             driver.make_current(tools.device)
@@ -163,8 +164,10 @@ class Lane:
     def take(self, ticket: int, ready_timeout_s: float) -> None:
         """Takes a ticket up. Raises TICKET_ORDER, LANE_RELEASED."""
         with self.lock:
-            expected = self.state.last + 1
-            self.state, verdict = self.state.taken(ticket, self._tools.clock() + ready_timeout_s)
+            expected, now = self.state.last + 1, self._tools.clock()
+            self.state, verdict = self.state.taken(ticket, now + ready_timeout_s)
+            if verdict is Verdict.ACCEPTED:
+                self._taken_at[ticket] = now
         if verdict is Verdict.OUT_OF_ORDER:
             raise make_error(
                 Reason.TICKET_ORDER, f"ticket {ticket}; the next is {expected}", ticket=ticket, expected=expected
@@ -251,6 +254,14 @@ class Lane:
                     self.state = self.state.settled()
             return is_new
 
+    def waits_over(self) -> list[float]:
+        """Seconds from taking a ticket up to its `ready`, of the tickets whose verify has ended since the last look."""
+        with self.lock:
+            ready, now = self.ready, self._tools.clock()
+            over = [ticket for ticket in self._taken_at if ticket <= ready]
+            waits = [now - self._taken_at.pop(ticket) for ticket in over]
+            return [] if ready == RELEASED else waits
+
     @property
     def is_given_up(self) -> bool:
         """Whether the client has given the lane up and the service has not done so yet."""
@@ -308,6 +319,9 @@ class LaneObserver(Protocol):
 
     def ready_timed_out(self) -> None:
         """A verify did not end in time, and its lane was released."""
+
+    def ready_waited(self, seconds: float) -> None:
+        """A verify ended this long after its ticket had come."""
 
 
 class Watchdog:
@@ -386,6 +400,9 @@ class Watchdog:
             self._wake.clear()
 
     def _look(self, lane: Lane) -> None:
+        for seconds in lane.waits_over():
+            if self._observer is not None:
+                self._observer.ready_waited(seconds)
         if lane.is_overdue():
             if self._observer is not None:
                 self._observer.ready_timed_out()

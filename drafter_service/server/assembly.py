@@ -10,6 +10,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from safetensors import SafetensorError
 
+from drafter_kernels import CompileWatch
 from drafter_service.config import MIB, ConfigError, ServiceConfig
 from drafter_service.engine import Engine, HeadIdentity, Ledger, Scheduler
 from drafter_service.engine.batch import Runner
@@ -86,6 +87,7 @@ class Assembly:
         self._lanes: LaneCalls | None = None
         self._descriptors: DescriptorServer | None = None
         self.tracing: Tracing | None = None
+        self._compiles: CompileWatch | None = None
 
     @property
     def num_pages(self) -> int:
@@ -140,6 +142,11 @@ class Assembly:
             except CudaError as error:
                 self.loss.seen(error)
 
+    def watch_compiles(self) -> None:
+        """From now on, a kernel that is compiled is one that somebody waits for. On a CPU none is."""
+        if self.head.device.type == "cuda":
+            self._compiles = CompileWatch(self._metrics.jit_compiled).open()
+
     def close(self) -> None:
         """Ends the engine and the side socket. Whoever wants what was accepted to be done has drained before."""
         self.engine.stop(timeout_s=0)
@@ -149,6 +156,8 @@ class Assembly:
             self._descriptors.close()
         if self.gpu is not None:
             self.gpu.close()
+        if self._compiles is not None:
+            self._compiles.close()
 
     def _embed(self, token: int, dtype: str) -> bytes:
         return embedding_bytes(self.head.embed(torch.tensor([token], device=self.head.device))[0].cpu(), dtype)
@@ -176,6 +185,7 @@ def assemble(
     engine = _engine(config, head, pool, runner, metrics=metrics, clock=clock)
     engine.start()
     assembly = Assembly(config, head, pool, engine, runner, switch=switch, loss=loss, metrics=metrics, clock=clock)
+    assembly.watch_compiles()
     _log_start(assembly, clock() - began)
     return assembly
 

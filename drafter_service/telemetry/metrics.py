@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -11,9 +12,11 @@ from prometheus_client.registry import Collector
 
 from specdraft.errors import Code, Reason
 
+_log = logging.getLogger(__name__)
+
 BUCKETS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
-STAGES = ("queue", "device", "reply")
+STAGES = ("queue", "ready_wait", "device", "reply")
 STOPS = ("COMPLETE", "NOT_ASKED", "CONFIDENCE", "GRAMMAR", "POSITION_LIMIT", "PAGES")
 MEMORY_KINDS = ("inline", "host", "cuda")
 SESSION_ENDS = ("closed", "expired", "shutdown")
@@ -102,6 +105,7 @@ class Metrics:
         self._busy = self._counter("device_busy_seconds", "Time spent in forwards, as the engine's thread sees it.")
         self._faults = self._counter("device_faults", "Errors that the device reported.")
         self._ready_timeouts = self._counter("ready_timeouts", "Lanes released because a verify did not end in time.")
+        self._compiles = self._counter("jit_compiles", "Kernels that Triton compiled or loaded after the start.")
         self._captures = self._counter("graph_captures", "CUDA graphs captured.")
         rows = self._counter("rows_written", "Rows that sequences took, by what they come from.", ("kind",))
         self._rows = {kind: rows.labels(kind) for kind in ROW_KINDS}
@@ -189,6 +193,15 @@ class Metrics:
     def ready_timed_out(self) -> None:
         """A verify did not end in time, and its lane was released."""
         self._ready_timeouts.inc()
+
+    def ready_waited(self, seconds: float) -> None:
+        """A verify ended this long after its ticket had come."""
+        self.stage("ready_wait", seconds)
+
+    def jit_compiled(self, kernel: str) -> None:
+        """Triton compiled (or loaded) a kernel while serving."""
+        _log.warning("compiled %s while serving", kernel)
+        self._compiles.inc()
 
     def graph_captured(self) -> None:
         """A CUDA graph was captured."""

@@ -219,6 +219,7 @@ def test_a_verify_that_never_ends_is_released_and_the_sequence_goes_on(tiny_chec
             target.lane = target.client.open_lane(target.stream)
             target.verify(slot, 2, 1)
             assert target.propose(sequence, slot).outputs(10)[0].row_count == 3
+            wait_until(lambda: clients.server.metric("propose_stage_seconds_count", stage="ready_wait") == 1)
 
 
 def test_a_stream_that_breaks_releases_the_lane_and_another_is_opened(clients):

@@ -255,6 +255,7 @@ COMPLETE = {
     "specdraft_regions_open": set(),
     "specdraft_ready_timeouts": set(),
     "specdraft_graph_captures": set(),
+    "specdraft_jit_compiles": set(),
 }
 
 

@@ -42,3 +42,12 @@ def test_threads_that_note_while_others_scrape_lose_nothing():
     while any(thread.is_alive() for thread in threads):
         registry.get_sample_value("specdraft_proposals_total")
     assert registry.get_sample_value("specdraft_proposals_total") == 9000
+
+
+def test_kernels_compiled_while_serving_are_counted_and_named(caplog):
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, 8)
+    with caplog.at_level("WARNING", logger="drafter_service"):
+        metrics.jit_compiled("lm_head")
+    assert registry.get_sample_value("specdraft_jit_compiles_total") == 1
+    assert "lm_head" in caplog.text
