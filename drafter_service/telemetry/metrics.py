@@ -16,7 +16,8 @@ _log = logging.getLogger(__name__)
 
 BUCKETS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
-STAGES = ("queue", "ready_wait", "device", "reply")
+STAGES = ("queue", "device", "reply")
+"""Of every write. Early rounds have `ready_wait` besides, whose series begins with the first of them."""
 STOPS = ("COMPLETE", "NOT_ASKED", "CONFIDENCE", "GRAMMAR", "POSITION_LIMIT", "PAGES")
 MEMORY_KINDS = ("inline", "host", "cuda")
 SESSION_ENDS = ("closed", "expired", "shutdown")
@@ -82,7 +83,7 @@ class Metrics:
             "rpc_duration_seconds", "Time from a call's arrival to its answer.", ("method", "code")
         )
         self._rpc_bound: dict[tuple[str, int], Histogram] = {}
-        stages = self._histogram("propose_stage_seconds", "Time of a write's stages.", ("stage",))
+        self._stage_seconds = stages = self._histogram("propose_stage_seconds", "Time of a write's stages.", ("stage",))
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
         opened = self._counter("sessions_opened", "Sessions by how their hidden rows travel.", ("memory",))
         self._sessions_opened = {kind: opened.labels(kind) for kind in MEMORY_KINDS}
@@ -196,6 +197,8 @@ class Metrics:
 
     def ready_waited(self, seconds: float) -> None:
         """A verify ended this long after its ticket had come."""
+        if "ready_wait" not in self._stages:
+            self._stages["ready_wait"] = self._stage_seconds.labels("ready_wait")
         self.stage("ready_wait", seconds)
 
     def jit_compiled(self, kernel: str) -> None:
