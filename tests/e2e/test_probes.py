@@ -15,7 +15,7 @@ from drafter_service.server import Service, health
 from processes import begin, flags, places, serving
 from serving import GatedRunner, temporary_directory, tiny_config, wait_until
 from specdraft.v1 import drafter_pb2 as pb
-from wire import Client, Story
+from wire import Client, Story, refusal
 
 READY, LIVE = "", health.LIVENESS
 ANSWER_S = 1.0
@@ -69,7 +69,22 @@ def test_under_twice_as_many_watchers_and_held_calls_as_workers_probes_are_answe
         assert kubelet.looks() == ("NOT_SERVING", "SERVING")
 
 
-def test_a_slow_load_is_alive_and_not_ready(tiny_checkpoint):
+@contextmanager
+def watchers_during_the_load(socket, num_watchers):
+    """So many streams that watch health while a service loads; yields them, each after its first answer."""
+    with Client(f"unix:{socket}") as client, ExitStack() as stack:
+        watchers = []
+        for _ in range(num_watchers):
+            call = client.health.Watch(health_pb2.HealthCheckRequest())
+            stack.callback(call.cancel)
+            assert next(call).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            watchers.append(call)
+        # No call can be held yet: each hears at once that the head is still being loaded.
+        assert refusal(client.open).reason == "STARTING"
+        yield watchers
+
+
+def test_a_slow_load_is_alive_and_not_ready_though_watchers_are_open(tiny_checkpoint):
     gate = threading.Event()
 
     class Slow(GatedRunner):
@@ -88,13 +103,15 @@ def test_a_slow_load_is_alive_and_not_ready(tiny_checkpoint):
         try:
             wait_until(lambda: ports, text="the probe port")
             kubelet = Kubelet(ports[0])
-            for _ in range(3):
-                assert kubelet.looks() == ("NOT_SERVING", "SERVING")
-            # A process that is killed while it loads, again and again, is seen by the alert SpecdraftRestarts.
-            seen = {sample.name for family in service.registry.collect() for sample in family.samples}
-            assert {"process_start_time_seconds", "specdraft_build_info"} <= seen
-            gate.set()
-            wait_until(lambda: kubelet.looks() == ("SERVING", "SERVING"))
+            with watchers_during_the_load(config.socket, 16) as watchers:
+                for _ in range(3):
+                    assert kubelet.looks() == ("NOT_SERVING", "SERVING")
+                # A process that is killed while it loads, again and again, is seen by the alert SpecdraftRestarts.
+                seen = {sample.name for family in service.registry.collect() for sample in family.samples}
+                assert {"process_start_time_seconds", "specdraft_build_info"} <= seen
+                gate.set()
+                wait_until(lambda: kubelet.looks() == ("SERVING", "SERVING"))
+                assert {next(call).status for call in watchers} == {health_pb2.HealthCheckResponse.SERVING}
         finally:
             gate.set()
             starter.join(60)
