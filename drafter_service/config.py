@@ -208,6 +208,7 @@ class ServiceConfig:
             if value < 0 or (value == 0 and item.name not in may_be_zero):
                 raise ConfigError(f"{flag_of(item)} {value} is too small")
             limit = TIME_MAX_S if isinstance(value, float) else COUNT_MAX
+            limit = 1 if item.name == "carry_share" else limit
             if item.name not in {"kv_bytes", "arena_bytes", "gpu_arena_bytes"} and not value <= limit:
                 raise ConfigError(f"{flag_of(item)} {value} is too large; at most {limit:.0f}")
 

@@ -96,6 +96,7 @@ OTHERS = {
     "lm_head": "nvfp4",
     "draft_vocab": "ids:/a/list",
     "log_level": "debug",
+    "carry_share": "0.25",
     "tracing": "true",
 }
 
@@ -135,6 +136,7 @@ def test_a_configuration_comes_back_from_the_flags_made_of_it(item):
         (["--lease-s", "1e9"], ["--lease-s"]),
         (["--lease-s", "0"], ["--lease-s"]),
         (["--grace-s", "-0.1"], ["--grace-s"]),
+        (["--carry-share", "5"], ["--carry-share 5", "at most 1"]),
         (["--health-port", "65536"], ["--health-port", "65536"]),
         (["--health-port", ""], ["--health-port"]),
         (["--metrics-port", "on"], ["--metrics-port"]),
