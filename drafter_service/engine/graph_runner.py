@@ -14,7 +14,7 @@ from drafter_service.engine.batch import RunEntry, Runner, RunResult
 from drafter_service.engine.operations import Stop
 from drafter_service.engine.round_core import RoundInputs, RoundOutputs, RoundShape, make_inputs, run_round
 from drafter_service.heads import MtpHead
-from drafter_service.memory.hiddens import PackedRows
+from drafter_service.memory.hiddens import tensor_of
 from drafter_service.state.pool import KvPool
 
 _log = logging.getLogger(__name__)
@@ -206,8 +206,7 @@ class GraphRunner:
         table = torch.full(inputs.page_table.shape, self._spare_page, dtype=torch.int64)
         for index, entry in enumerate(entries):
             tokens[index, : len(entry.tokens)] = torch.tensor(entry.tokens)
-            hiddens = entry.hiddens.tensor() if isinstance(entry.hiddens, PackedRows) else entry.hiddens
-            inputs.hiddens[index, : len(entry.tokens)] = hiddens
+            inputs.hiddens[index, : len(entry.tokens)] = tensor_of(entry.hiddens)
             used = min(len(entry.pages), table.shape[1])
             table[index, :used] = torch.frombuffer(entry.pages, dtype=torch.int32, count=used)
             if inputs.masks is not None:

@@ -14,7 +14,7 @@ from drafter_kernels.paged_attention import paged_attention
 from drafter_service.engine.batch import RunEntry, RunResult
 from drafter_service.engine.operations import Stop
 from drafter_service.heads import MtpHead
-from drafter_service.memory.hiddens import PackedRows
+from drafter_service.memory.hiddens import tensor_of
 from drafter_service.state.pool import KvPool
 
 FEW_ROWS = 32
@@ -69,7 +69,7 @@ class EagerRunner:
         tokens = torch.tensor([token for entry in entries for token in entry.tokens], dtype=torch.int64)
         keys = _joined([torch.arange(e.first_key, e.first_key + len(e.tokens)) for e in entries])
         slots = _joined([self._slots(e, e.row_begin, e.num_rows) for e in entries])
-        hiddens = _joined([_rows(entry) for entry in entries])
+        hiddens = _joined([tensor_of(entry.hiddens) for entry in entries])
         device = self._head.device
         writer = _SlotWriter(self._pool, slots.to(device))
         inputs = self._head.absorb(tokens.to(device), hiddens.to(device), keys.to(device), writer)
@@ -195,10 +195,6 @@ class _Chain:
         floor = self.entry.min_logprob
         if floor is not None and logprob < floor:
             self.stop = Stop.CONFIDENCE
-
-
-def _rows(entry: RunEntry) -> Tensor:
-    return entry.hiddens.tensor() if isinstance(entry.hiddens, PackedRows) else entry.hiddens
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -38,6 +38,11 @@ class PackedRows:
         return torch.frombuffer(self.buffer, dtype=torch.float32).view(-1, self.width)
 
 
+def tensor_of(rows: Tensor | PackedRows) -> Tensor:
+    """Rows as a tensor [rows, width]."""
+    return rows.tensor() if isinstance(rows, PackedRows) else rows
+
+
 def hidden_rows(data: bytes | bytearray, dtype: str, width: int, head_dtype: str) -> Tensor | PackedRows:
     """Packed little-endian rows [rows, width] in the head's element type.
 

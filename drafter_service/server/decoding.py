@@ -59,7 +59,7 @@ class Decoder:
                 session.session_id,
                 entry.sequence_id,
                 entry.op,
-                _digest(entry),
+                digest_of(entry),
                 self._deferred(session, entry, self._facts.config.prefill_rows),
                 None,
             )
@@ -79,7 +79,7 @@ class Decoder:
             self._add(
                 decoded,
                 index,
-                ops.Write(session.session_id, entry.sequence_id, entry.op, _digest(entry), pairs, drafts),
+                ops.Write(session.session_id, entry.sequence_id, entry.op, digest_of(entry), pairs, drafts),
             )
         return decoded
 
@@ -136,7 +136,7 @@ class Decoder:
                 session.session_id,
                 request.sequence_id,
                 request.op,
-                _digest(request),
+                digest_of(request),
                 request.first_key,
                 _accepted(request),
             )
@@ -146,7 +146,7 @@ class Decoder:
         """`CloseSequence`."""
         _check_op(request.op)
         return _single(
-            ops.Close(session.session_id, request.sequence_id, request.op, _digest(request), _accepted(request))
+            ops.Close(session.session_id, request.sequence_id, request.op, digest_of(request), _accepted(request))
         )
 
     def take_kv(self, session: Session, request: pb.TakeKVRequest) -> Decoded:
@@ -160,7 +160,7 @@ class Decoder:
                 session.session_id,
                 request.sequence_id,
                 request.op,
-                _digest(request),
+                digest_of(request),
                 session.carry_owner,
                 request.label,
             )
@@ -177,7 +177,7 @@ class Decoder:
                 session.session_id,
                 request.sequence_id,
                 request.op,
-                _digest(request),
+                digest_of(request),
                 session.carry_owner,
                 request.kv_id,
                 keep,
@@ -268,10 +268,6 @@ def _single(operation: ops.Operation) -> Decoded:
 
 def digest_of(message: Message) -> bytes:
     """Tells a retry from a re-used number."""
-    return _digest(message)
-
-
-def _digest(message: Message) -> bytes:
     # With its type: a `TakeKV` and a `Truncate` of everything, for example, have the same bytes.
     typed = message.DESCRIPTOR.name.encode() + b"\0" + message.SerializeToString(deterministic=True)
     return hashlib.blake2b(typed, digest_size=16).digest()

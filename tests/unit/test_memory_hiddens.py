@@ -8,15 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_service.memory.hiddens import DTYPES, FEW_ELEMENTS, PackedRows, embedding_bytes, hidden_rows, mask_rows
+from drafter_service.memory.hiddens import DTYPES, FEW_ELEMENTS, PackedRows, embedding_bytes, hidden_rows, mask_rows, tensor_of
 from specdraft.errors import SpecdraftError
 
 WIDTH = 6
 
 
 def read_rows(data, dtype, width, head_dtype):
-    rows = hidden_rows(data, dtype, width, head_dtype)
-    return rows.tensor() if isinstance(rows, PackedRows) else rows
+    return tensor_of(hidden_rows(data, dtype, width, head_dtype))
 
 
 def packed(rows):
