@@ -41,6 +41,34 @@ class SlotOutputs:
     last_pair_key: int
 
 
+def check_rows(layout: ArenaLayout, offset: int, stride: int, num_rows: int, row_bytes: int) -> None:
+    """Raises MEMORY_OUT_OF_BOUNDS for rows that do not lie inside the arena."""
+    end = offset + (num_rows - 1) * stride + row_bytes
+    if offset < 0 or stride < row_bytes or end > layout.size:
+        raise make_error(
+            Reason.MEMORY_OUT_OF_BOUNDS,
+            f"rows end at byte {end} of an arena of {layout.size}",
+            field="row_stride_bytes" if stride < row_bytes else "row_count",
+            value=end,
+            limit=layout.size,
+        )
+
+
+def pack_outputs(memory: bytearray | mmap.mmap, base: int, layout: ArenaLayout, outputs: SlotOutputs) -> None:
+    """Writes the output fields of the slot at `base`, all but `op`."""
+    fields = layout.fields
+    count = len(outputs.drafts)
+    struct.pack_into("<i", memory, base + fields.status, outputs.status)
+    struct.pack_into("<i", memory, base + fields.draft_count, count)
+    struct.pack_into("<i", memory, base + fields.stop_reason, outputs.stop_reason)
+    struct.pack_into(f"<{count}i", memory, base + fields.drafts, *outputs.drafts)
+    struct.pack_into(f"<{count}f", memory, base + fields.logprobs, *outputs.logprobs)
+    begin = base + fields.last_embedding
+    memory[begin : begin + len(outputs.last_embedding)] = outputs.last_embedding
+    struct.pack_into("<i", memory, base + fields.row_count, outputs.row_count)
+    struct.pack_into("<q", memory, base + fields.last_pair_key, outputs.last_pair_key)
+
+
 class Offers(Protocol):
     """Where a descriptor is offered to the client."""
 
@@ -96,15 +124,7 @@ class HostArena:
         Raises:
             MEMORY_OUT_OF_BOUNDS: the rows do not lie inside the arena.
         """
-        end = offset + (num_rows - 1) * stride + row_bytes
-        if offset < 0 or stride < row_bytes or end > self.layout.size:
-            raise make_error(
-                Reason.MEMORY_OUT_OF_BOUNDS,
-                f"rows end at byte {end} of an arena of {self.layout.size}",
-                field="row_stride_bytes" if stride < row_bytes else "row_count",
-                value=end,
-                limit=self.layout.size,
-            )
+        check_rows(self.layout, offset, stride, num_rows, row_bytes)
         copied = bytearray(num_rows * row_bytes)
         with self._lock:
             self._check_open()
@@ -117,18 +137,9 @@ class HostArena:
         """Writes a slot's outputs; `op` last, so that a reader that sees it sees the rest."""
         fields = self.layout.fields
         base = self.layout.slots + slot * fields.stride
-        num_drafts = len(outputs.drafts)
         with self._lock:
             self._check_open()
-            struct.pack_into("<i", self._map, base + fields.status, outputs.status)
-            struct.pack_into("<i", self._map, base + fields.draft_count, num_drafts)
-            struct.pack_into("<i", self._map, base + fields.stop_reason, outputs.stop_reason)
-            struct.pack_into(f"<{num_drafts}i", self._map, base + fields.drafts, *outputs.drafts)
-            struct.pack_into(f"<{num_drafts}f", self._map, base + fields.logprobs, *outputs.logprobs)
-            begin = base + fields.last_embedding
-            self._map[begin : begin + len(outputs.last_embedding)] = outputs.last_embedding
-            struct.pack_into("<i", self._map, base + fields.row_count, outputs.row_count)
-            struct.pack_into("<q", self._map, base + fields.last_pair_key, outputs.last_pair_key)
+            pack_outputs(self._map, base, self.layout, outputs)
             struct.pack_into("<Q", self._map, base + fields.op, outputs.op)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from drafter_service.memory.arena import SlotOutputs
+from drafter_service.memory.arena import SlotOutputs, check_rows, pack_outputs
 from drafter_service.memory.device_view import bytes_at, rows_of
 from drafter_service.memory.hiddens import DTYPES, checked_rows
 from drafter_service.memory.layout import NONCE_BYTES, ArenaLayout
@@ -200,7 +200,8 @@ class CudaArena:
         """Writes a slot's outputs; `op` behind the rest."""
         fields = self.layout.fields
         base = self.layout.slots + slot * fields.stride
-        packed = packed_outputs(self.layout, outputs)
+        packed = bytearray(fields.first_key)  # all outputs lie before the inputs
+        pack_outputs(packed, 0, self.layout, outputs)
         with self._lock:
             self._write(base, packed)
             self._write(base + fields.op, struct.pack("<Q", outputs.op))
@@ -214,15 +215,7 @@ class CudaArena:
         self._pool.give(self._pointer, self.size)
 
     def _copied(self, offset: int, stride: int, num_rows: int, row_bytes: int) -> Tensor:
-        end = offset + (num_rows - 1) * stride + row_bytes
-        if offset < 0 or stride < row_bytes or end > self.layout.size:
-            raise make_error(
-                Reason.MEMORY_OUT_OF_BOUNDS,
-                f"rows end at byte {end} of an arena of {self.layout.size}",
-                field="row_stride_bytes" if stride < row_bytes else "row_count",
-                value=end,
-                limit=self.layout.size,
-            )
+        check_rows(self.layout, offset, stride, num_rows, row_bytes)
         with self._lock:
             return rows_of(self.memory, offset, stride, num_rows, row_bytes).clone(
                 memory_format=torch.contiguous_format
@@ -232,22 +225,6 @@ class CudaArena:
         # From pageable memory: the copy has been made when this returns.
         source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self.memory[offset : offset + len(data)].copy_(source)
-
-
-def packed_outputs(layout: ArenaLayout, outputs: SlotOutputs) -> bytearray:
-    """The output fields of a slot as they lie in memory, `op` left 0: all of them lie before the inputs."""
-    fields = layout.fields
-    packed = bytearray(fields.first_key)
-    count = len(outputs.drafts)
-    struct.pack_into("<i", packed, fields.status, outputs.status)
-    struct.pack_into("<i", packed, fields.draft_count, count)
-    struct.pack_into("<i", packed, fields.stop_reason, outputs.stop_reason)
-    struct.pack_into(f"<{count}i", packed, fields.drafts, *outputs.drafts)
-    struct.pack_into(f"<{count}f", packed, fields.logprobs, *outputs.logprobs)
-    packed[fields.last_embedding : fields.last_embedding + len(outputs.last_embedding)] = outputs.last_embedding
-    struct.pack_into("<i", packed, fields.row_count, outputs.row_count)
-    struct.pack_into("<q", packed, fields.last_pair_key, outputs.last_pair_key)
-    return packed
 
 
 def device_error(error: CudaError, size: int, limit: int) -> SpecdraftError:
