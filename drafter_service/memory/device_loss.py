@@ -56,13 +56,18 @@ class DeviceLoss:
         """Looks at an error; True if the device is lost."""
         if not is_sticky(error):
             return self._is_lost
+        self.mark(error)
+        return True
+
+    def mark(self, error: BaseException) -> bool:
+        """Notes that the device is lost, as `error` says; False if that was known."""
         with self._lock:
             was_lost, self._is_lost = self._is_lost, True
         if not was_lost:
             _log.critical("the device is lost: %s", error)
             for listener in self._listeners:
                 listener()
-        return True
+        return not was_lost
 
 
 def device_lost() -> SpecdraftError:

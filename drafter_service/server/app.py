@@ -293,7 +293,7 @@ class Service:
         """What nothing but a new process helps against: "", or one line."""
         if self.assembly is None or self._stopping.is_set():
             return ""
-        if self.assembly.device.is_lost:
+        if self.assembly.loss.is_lost:
             return "the device is lost"
         return "" if self.assembly.engine.is_alive else "the engine has died"
 
@@ -318,7 +318,7 @@ class Service:
         if self.assembly is None:
             return True
         engine = self.assembly.engine
-        return engine.is_alive and self._clock() - engine.heartbeat < STUCK_S and not self.assembly.device.is_lost
+        return engine.is_alive and self._clock() - engine.heartbeat < STUCK_S and not self.assembly.loss.is_lost
 
     def _reap(self) -> None:
         assert self.assembly is not None, "started once it is there"

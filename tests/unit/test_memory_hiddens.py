@@ -8,7 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_service.memory.hiddens import DTYPES, FEW_ELEMENTS, PackedRows, embedding_bytes, hidden_rows, mask_rows, tensor_of
+from drafter_service.memory.hiddens import (
+    DTYPES,
+    FEW_ELEMENTS,
+    PackedRows,
+    embedding_bytes,
+    hidden_rows,
+    mask_rows,
+    tensor_of,
+)
 from specdraft.errors import SpecdraftError
 
 WIDTH = 6
