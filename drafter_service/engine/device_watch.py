@@ -65,7 +65,7 @@ class DeviceWatch:
             torch.cuda.synchronize(self._device)
 
     def _was_lost_now(self) -> bool:
-        """Asks the device after a fault: after some (an illegal address, for example) every later call fails as well."""
+        """Asks the device: after some faults (an illegal address, for example) every later call fails as well."""
         try:
             self.probe()
         except RuntimeError as error:
