@@ -103,7 +103,8 @@ def as_json(plan: HeadPlan) -> dict[str, object]:
 
 def _memory(plan: HeadPlan) -> dict[str, int]:
     row = plan.config.kv_row_bytes
-    return {"weights": plan.weight_bytes, "kv_row": row, f"kv_page_of_{PAGE_ROWS}_rows": PAGE_ROWS * row}
+    weights = {"weights": plan.weight_bytes, "weights_on_a_gpu": plan.gpu_weight_bytes}
+    return {**weights, "kv_row": row, f"kv_page_of_{PAGE_ROWS}_rows": PAGE_ROWS * row}
 
 
 def _memory_rows(plan: HeadPlan) -> Iterable[tuple[str, str]]:

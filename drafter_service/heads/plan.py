@@ -8,7 +8,14 @@ from typing import Final
 from drafter_service.heads.checkpoint import Checkpoint
 from drafter_service.heads.config import ELEMENT_BYTES, ConfigReading, HeadConfig, read_config
 from drafter_service.heads.draft_vocab import DraftVocabulary, read_draft_vocab
-from drafter_service.heads.levers import BodyPrecision, LmHeadPrecision, check_body, check_lm_head
+from drafter_service.heads.levers import (
+    BodyPrecision,
+    LmHeadPrecision,
+    check_body,
+    check_lm_head,
+    is_rounded,
+    resolve_lm_head,
+)
 from drafter_service.heads.provenance import ResolvedValue
 from drafter_service.heads.record import ArchitectureRecord, HiddenSource, RecycleSource
 from drafter_service.heads.safetensors_header import CheckpointError, StoredTensor
@@ -35,7 +42,7 @@ class PlannedTensor:
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """A head that can be loaded. `tied`: the LM head is the embedding. `weight_bytes`: on the device.
+    """A head that can be loaded. `tied`: the LM head is the embedding.
 
     `lm_head` None (auto) is for the device to decide. `draft_vocab` None is all of the vocabulary.
     """
@@ -65,16 +72,57 @@ class HeadPlan:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes on the device. An LM head that the device decides about (auto) counts as stored."""
+        """Bytes on a CPU. An LM head that the device decides about (auto) counts as stored."""
         own = [tensor for tensor in self.tensors if tensor.role != "lm_head"]
         total = sum(math.prod(tensor.shape) * weight_element_bytes(tensor, self.config.dtype) for tensor in own)
         if not self.has_own_lm_head:
             return total
         dtype = "float32" if self.lm_head is LmHeadPrecision.FLOAT32 else self.config.dtype
         row_bytes = self.config.hidden_size * ELEMENT_BYTES[dtype]
-        if self.draft_vocab is None:
-            return total + self.config.vocab_size * row_bytes
-        return total + len(self.draft_vocab) * (row_bytes + _ID_BYTES)
+        return total + self._num_lm_head_rows * row_bytes + self._draft_id_bytes
+
+    @property
+    def gpu_weight_bytes(self) -> int:
+        """Bytes on a GPU: there narrow weights of a bf16 head stay narrow, and an LM head of auto is NVFP4."""
+        if self.config.dtype != "bfloat16":
+            return replace(self, lm_head=resolve_lm_head(self.lm_head, "cuda", self.config.hidden_size)).weight_bytes
+        own = [tensor for tensor in self.tensors if tensor.role != "lm_head"]
+        total = sum(_gpu_bytes(tensor, self.quantization) for tensor in own)
+        precision = resolve_lm_head(self.lm_head, "cuda", self.config.hidden_size)
+        if not replace(self, lm_head=precision).has_own_lm_head:
+            return total
+        size = _narrow_bytes((self._num_lm_head_rows, self.config.hidden_size), precision.value)
+        return total + size + self._draft_id_bytes
+
+    @property
+    def _num_lm_head_rows(self) -> int:
+        return self.config.vocab_size if self.draft_vocab is None else len(self.draft_vocab)
+
+    @property
+    def _draft_id_bytes(self) -> int:
+        return 0 if self.draft_vocab is None else len(self.draft_vocab) * _ID_BYTES
+
+
+# Of a weight of a bf16 head on a GPU: bits of 16 elements, bytes of a row's scale, and of the whole weight's.
+_NARROW: Final = {
+    "as-stored": (256, 0, 0),
+    "float32": (512, 0, 0),
+    "bf16": (256, 0, 0),
+    "fp8": (128, 4, 0),
+    "nvfp4": (72, 0, 4),
+}
+
+
+def _gpu_bytes(tensor: PlannedTensor, precision: BodyPrecision) -> int:
+    if len(tensor.shape) == 1:
+        return math.prod(tensor.shape) * ELEMENT_BYTES["float32"]
+    kind = precision.value if is_rounded(tensor.role, precision) else "as-stored"
+    return _narrow_bytes(tensor.shape, kind)
+
+
+def _narrow_bytes(shape: tuple[int, ...], kind: str) -> int:
+    bits, of_row, of_weight = _NARROW[kind]
+    return math.prod(shape) * bits // 128 + shape[0] * of_row + of_weight
 
 
 def plan_head(
