@@ -9,6 +9,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from drafter_kernels.linear import LinearWeight
+from drafter_kernels.quantize import Nvfp4Weight, pack_nvfp4, read_stored_weight
 from drafter_service.heads.body import round_projection
 from drafter_service.heads.fingerprint import head_fingerprint
 from drafter_service.heads.kernel_weights import join_layer
@@ -16,8 +17,9 @@ from drafter_service.heads.levers import BodyPrecision, LmHeadPrecision, describ
 from drafter_service.heads.lm_head import LmHead, make_lm_head
 from drafter_service.heads.mtp import MtpHead
 from drafter_service.heads.plan import HeadPlan, PlannedTensor, plan_head
-from drafter_service.heads.projections import runs_kernels
+from drafter_service.heads.projections import narrowed, runs_kernels
 from drafter_service.heads.record import HiddenSource, RecycleSource
+from drafter_service.heads.safetensors_header import CheckpointError
 from drafter_service.heads.weights import HeadWeights, LayerWeights
 
 _ALIGNMENT: Final = 16
@@ -103,9 +105,25 @@ def _read(tensor: PlannedTensor) -> Tensor:
 
 
 def _load(tensor: PlannedTensor, plan: HeadPlan, device: torch.device, *, packed: bool) -> LinearWeight:
+    if tensor.is_narrow:
+        weight = _load_narrow(tensor, device)
+        return weight if packed else narrowed(weight, getattr(torch, plan.config.dtype))
     rows = _aligned(_read(tensor)) if packed else _read(tensor)
     dtype = torch.float32 if rows.dim() == 1 else getattr(torch, plan.config.dtype)
     return round_projection(rows.to(device=device, dtype=dtype), tensor.role, plan.quantization, packed=packed)
+
+
+def _load_narrow(tensor: PlannedTensor, device: torch.device) -> LinearWeight:
+    """A weight that was stored in few bits, as it is. Raises CheckpointError for scales that are none."""
+    tensors = {}
+    for suffix, part in tensor.parts:
+        with safe_open(part.file, framework="pt") as file:
+            tensors[suffix] = _aligned(file.get_tensor(part.name)).to(device)
+    try:
+        weight = read_stored_weight(tensors)
+    except ValueError as error:
+        raise CheckpointError(f"{tensor.stored.file}: {tensor.stored.name}: {error}") from error
+    return pack_nvfp4(weight) if isinstance(weight, Nvfp4Weight) else weight
 
 
 def _aligned(rows: Tensor) -> Tensor:
