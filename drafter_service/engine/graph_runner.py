@@ -180,7 +180,7 @@ class GraphRunner:
     def _captured(self, shape: RoundShape) -> Callable[[], Any]:
         head, limits = self._head, self._limits
         if shape.batch not in self._buffers:
-            self._buffers[shape.batch] = BatchBuffers(head, shape.batch, limits.max_drafts, limits.max_pages)
+            self._buffers[shape.batch] = BatchBuffers(head, shape.batch, limits.max_drafts, self._short_pages)
         buffers = self._buffers[shape.batch]
         # One for all batches: the largest has room for any.
         forward = self._graph_memory.forward(
