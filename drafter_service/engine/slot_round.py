@@ -147,7 +147,8 @@ class SlotRound:
         self._place = place
         forward = forward or make_forward(head, pool, shape.batch, shape.batch * shape.pairs)
         self._round = Round(forward, shape, pool.shape.page_rows, head.device)
-        self._core = make_inputs(shape, head)
+        # Of which only what no slot says is used.
+        self._core = make_inputs(replace(shape, pairs=1, pages=1), head)
         self.inputs = make_slot_inputs(shape, head.device)
         words = NUM_MIRROR_WORDS + shape.pairs + shape.drafts
         self.mirror = torch.zeros(shape.batch, words, dtype=torch.int64, device=head.device)
