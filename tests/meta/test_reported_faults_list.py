@@ -174,8 +174,11 @@ CASES = {
     ),
     "Kernels compile on live requests": Case(
         "https://github.com/vllm-project/vllm/issues/49349",
-        (("e2e/test_server_handshake.py", "test_what_comes_before_the_head_is_loaded_is_told_to_wait"),),
-        {"GPU": "compiled kernels"},
+        (
+            ("e2e/test_server_handshake.py", "test_what_comes_before_the_head_is_loaded_is_told_to_wait"),
+            ("e2e/test_warm_service.py", "test_the_shapes_that_others_compiled_for_are_ready"),
+            ("numerics/test_round_compiles.py", "test_nothing_is_compiled_or_captured_once_warm"),
+        ),
     ),
     "A config value lives one level deeper: silent default": Case(
         "https://github.com/vllm-project/vllm/issues/55322",
