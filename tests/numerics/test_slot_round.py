@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import pytest
 import torch
 
 from checkpoints import write_tiny_checkpoint
+from drafter_kernels import Backend
+from drafter_service.engine import slot_round
 from drafter_service.engine.operations import Stop
 from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.slot_round import SlotPlace, SlotRound, StatusNumbers
@@ -30,10 +33,14 @@ def device(request):
     torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-@pytest.fixture(params=["plain", "kernels", "nvfp4 kernels"])
+@pytest.fixture(params=["plain", "plain, compiled slots", "kernels", "nvfp4 kernels"])
 def world(request, tmp_path, device, monkeypatch):
-    """With the plain forward in float32, or with kernels in bf16: on a CPU their references."""
-    if request.param == "plain":
+    """With the plain forward in float32, or with kernels in bf16: on a CPU their references, or interpreted."""
+    if "compiled" in request.param:
+        pytest.importorskip("triton")
+        monkeypatch.setattr(slot_round, "take_slots", partial(slot_round.take_slots, backend=Backend.TRITON))
+        monkeypatch.setattr(slot_round, "leave_slots", partial(slot_round.leave_slots, backend=Backend.TRITON))
+    if request.param.startswith("plain"):
         return World(load_head(write_tiny_checkpoint(tmp_path, seed=5), device=device))
     monkeypatch.setattr(MtpHead, "runs_kernels", True)
     levers = NVFP4 if request.param.startswith("nvfp4") else {}
