@@ -12,7 +12,7 @@ import pytest
 from repository import files, tree
 
 NUM_CASES = 23
-REASONS = ("GPU", "Go", "Kubernetes", "head kind", "quantisation", "other processes' carries")
+REASONS = ("GPU", "Go", "Kubernetes", "head kind", "other processes' carries")
 FAULTS = "e2e/test_reported_faults.py"
 RETRIES = "e2e/test_server_retries.py"
 HEALTH = "e2e/test_server_health.py"
@@ -196,8 +196,12 @@ CASES = {
         (
             (CHECKPOINT, "test_a_quantised_target_whose_head_is_not_quantised_loads_as_stored"),
             (CHECKPOINT, "test_a_stored_type_that_is_not_supported_is_refused_by_tensor"),
+            ("numerics/test_narrow_checkpoints.py", "test_a_narrow_checkpoint_drafts_as_what_its_numbers_mean"),
+            (
+                "numerics/test_narrow_checkpoints.py",
+                "test_scales_that_are_missing_unknown_or_wrong_are_refused_by_name",
+            ),
         ),
-        {"quantisation": "fp8 weights with their scales; until then such a tensor is refused by name"},
     ),
     "Message above gRPC's default limit": Case(
         "https://github.com/grpc/grpc.io/issues/1254",
