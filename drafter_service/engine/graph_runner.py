@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from drafter_service.engine.batch import RunEntry, Runner, RunResult
+from drafter_service.engine.captures import capture_stream, captured
 from drafter_service.engine.operations import Stop
 from drafter_service.engine.round_core import RoundInputs, RoundOutputs, RoundShape, make_inputs, run_round
 from drafter_service.heads import MtpHead
@@ -61,16 +62,15 @@ def capture_round(
                 kept.copy_(new)
 
         return CapturedRound(inputs, outputs, launch)
-    stream = torch.cuda.Stream(head.device)
+    stream = capture_stream(head.device)
     stream.wait_stream(torch.cuda.current_stream(head.device))
     with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
             run_round(head, pool, shape, inputs)
     stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=graph_memory, stream=stream, capture_error_mode="thread_local"):
-        outputs = run_round(head, pool, shape, inputs)
-    return CapturedRound(inputs, outputs, graph.replay)
+    made: list[RoundOutputs] = []
+    launch = captured(lambda: made.append(run_round(head, pool, shape, inputs)), head.device, graph_memory)
+    return CapturedRound(inputs, made[0], launch)
 
 
 def _tensors(outputs: RoundOutputs) -> tuple[torch.Tensor, ...]:

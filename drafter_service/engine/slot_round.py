@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from drafter_service.engine.captures import capture_stream, captured
 from drafter_service.engine.operations import Stop
 from drafter_service.engine.round_core import RoundInputs, RoundOutputs, RoundShape, make_inputs, run_round
 from drafter_service.heads import MtpHead
@@ -307,7 +308,7 @@ def capture_slot_round(
     made = SlotRound(head, pool, shape, place)
     if head.device.type != "cuda":
         return LaunchedRound(made, made.run)
-    stream = torch.cuda.Stream(head.device)
+    stream = capture_stream(head.device)
     stream.wait_stream(torch.cuda.current_stream(head.device))
     copies = replace(place, arena=torch.zeros_like(place.arena), states=place.states.clone())
     with torch.cuda.stream(stream):
@@ -315,7 +316,4 @@ def capture_slot_round(
         warm.run()
         warm.run()
     stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=graph_memory, stream=stream, capture_error_mode="thread_local"):
-        made.run()
-    return LaunchedRound(made, graph.replay)
+    return LaunchedRound(made, captured(made.run, head.device, graph_memory))

@@ -17,7 +17,7 @@ from drafter_service.memory.hiddens import DTYPES, checked_rows
 from drafter_service.memory.layout import NONCE_BYTES, ArenaLayout
 from drafter_service.memory.reaper import Reaper
 from specdraft.errors import Reason, SpecdraftError, make_error
-from specdraft.memory.cuda import CudaDriver, CudaError
+from specdraft.memory.cuda import DEFAULT_STREAM, CudaDriver, CudaError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,9 +26,6 @@ _log = logging.getLogger(__name__)
 
 GRANULE = 2 << 20
 """Allocations are whole multiples of this: smaller ones may share what is exported with others' memory."""
-
-
-DEFAULT_STREAM = 0
 
 
 class ArenaPool:

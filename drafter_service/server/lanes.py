@@ -9,6 +9,7 @@ from types import MappingProxyType
 import torch
 from google.protobuf.message import Message
 
+from drafter_service.engine.captures import capture_stream
 from drafter_service.engine.lane_rounds import LaneContext, LaneDesk, Results
 from drafter_service.engine.operations import LaneWrite
 from drafter_service.engine.slot_round import NUM_STATE_WORDS, SlotPlace, StatusNumbers
@@ -25,6 +26,7 @@ from drafter_service.server.refusals import invalid_field, not_implemented
 from drafter_service.state import Session
 from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.memory.counters import COUNTER_PAGE_SIZE_BYTES
+from specdraft.memory.cuda import DEFAULT_STREAM
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import session_pb2
 
@@ -149,7 +151,7 @@ class LaneCalls:
         self._gpu = gpu
         self._descriptors = descriptors
         run = enqueuer(gpu.driver, gpu.torch_device)
-        self._streams = StreamPool(gpu.driver, gpu.device)
+        self._streams = StreamPool.made(gpu.driver, gpu.device, _must_go(gpu.torch_device))
         self._tools = LaneTools(gpu.driver, gpu.device, self._streams, run, clock)
 
     def close(self) -> None:
@@ -226,6 +228,11 @@ class LaneCalls:
             if len(set(values)) < len(values):
                 raise make_error(Reason.DUPLICATE_SEQUENCE, f"a {name} stands more than once in this call")
         return [_lane_write(session, arena, entry) for entry in request.entries]
+
+
+def _must_go(device: torch.device) -> list[int]:
+    """The streams that carry calls without tickets, and what is captured."""
+    return [DEFAULT_STREAM, *([int(capture_stream(device).cuda_stream)] if device.type == "cuda" else [])]
 
 
 def _lane_write(session: Session, arena: CudaArena | object, entry: pb.ProposeEntry) -> LaneWrite:

@@ -88,6 +88,13 @@ class Scene:
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"specdraft_{name}"))
 
 
+def done(early, timeout_s=30):
+    """The outputs of a round's only slot; a refusal says itself."""
+    (outputs,) = early.outputs(timeout_s)
+    assert not isinstance(outputs, SpecdraftError), f"{outputs.reason}: {outputs}"
+    return outputs
+
+
 class Target:
     """Leaves pairs in slots as a target's kernels would, and can be held."""
 
@@ -97,6 +104,7 @@ class Target:
         self.lane = self.client.open_lane(self.device.stream)
         self.page = CounterPage()
         self.gate = scene.gpu.driver.register_host(self.page.address, 4096)
+        self.sources = []  # what the stream still copies from: freed memory would be another source's at once
 
     def hold(self):
         self.lane._gpu.driver.wait_value(self.device.stream, self.gate, 1)
@@ -116,7 +124,8 @@ class Target:
             data = values.view(torch.uint8).flatten()
             field = self.lane.arena.slot_field(slot, name, len(data))
             view = range_bytes(field, self.device.torch_device)
-            self.device.enqueue(partial(view.copy_, data.to(view.device)))
+            self.sources.append(data.to(view.device))
+            self.device.enqueue(partial(view.copy_, self.sources[-1]))
 
     def propose(self, sequence, slot):
         return self.lane.propose_early([EarlyItem(sequence, slot, K)])
@@ -161,9 +170,7 @@ def test_drafts_through_arena_region_and_lane_are_those_through_messages(scene):
     with target.client.open_sequence() as sequence:
         for (k, n), drafts in zip(WRITES, expected, strict=True):
             target.leave(slot, k, n)
-            (outputs,) = target.propose(sequence, slot).outputs(30)
-            assert not isinstance(outputs, SpecdraftError), outputs
-            assert outputs.drafts == drafts
+            assert done(target.propose(sequence, slot)).drafts == drafts
     target.close()
 
 
@@ -178,7 +185,7 @@ def test_a_round_is_answered_before_its_verify_ends(scene):
         assert early._answered.wait(10)
         assert not early.is_passed()
         target.let_go()
-        assert early.outputs(30)[0].row_count == 2
+        assert done(early).row_count == 2
     target.close()
 
 
@@ -259,9 +266,9 @@ def test_many_sessions_that_wait_at_once_do_not_stop_another(scene):
         rounds.append(target.propose(target.client.open_sequence(), 0))
     last = Target(scene)
     last.leave(0, 0, 2)
-    assert last.propose(last.client.open_sequence(), 0).outputs(5)[0].row_count == 2
+    assert done(last.propose(last.client.open_sequence(), 0), 5).row_count == 2
     for target in waiting:
         target.let_go()
-    assert all(one.outputs(30)[0].row_count == 2 for one in rounds)
+    assert [done(one).row_count for one in rounds] == [2] * len(rounds)
     for target in [*waiting, last]:
         target.close()
