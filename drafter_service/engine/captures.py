@@ -11,7 +11,7 @@ import torch
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Where this process warms rounds up and captures them: one stream, so that no wait need share its hardware queue."""
+    """Where this process warms rounds up and captures them: one stream, whose hardware queue no wait need share."""
     return torch.cuda.Stream(device)
 
 
