@@ -121,18 +121,25 @@ def _environment(mode: str, *, dry: bool) -> Iterator[dict[str, str]]:
     if mode != "mps" or dry:
         yield environment
         return
+    with mps_environment(environment) as under_mps:
+        yield under_mps
+
+
+@contextmanager
+def mps_environment(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The environment with an MPS daemon of its own, which ends with the block. Raises TaxError."""
     if shutil.which(MPS_CONTROL) is None:
         raise TaxError(f"{MPS_CONTROL} is not there: leave out the mode mps")
-    with tempfile.TemporaryDirectory(prefix="specdraft-mps-") as name:
+    with tempfile.TemporaryDirectory(prefix="specdraft-mps-", ignore_cleanup_errors=True) as name:
         places = {
             "CUDA_MPS_PIPE_DIRECTORY": str(Path(name) / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(Path(name) / "log"),
         }
         for place in places.values():
             Path(place).mkdir()
-        environment |= places
-        subprocess.run([MPS_CONTROL, "-d"], env=environment, check=True)
+        under_mps = {**environment, **places}
+        subprocess.run([MPS_CONTROL, "-d"], env=under_mps, check=True)
         try:
-            yield environment
+            yield under_mps
         finally:
-            subprocess.run([MPS_CONTROL], input="quit\n", env=environment, text=True, check=False, timeout=60)
+            subprocess.run([MPS_CONTROL], input="quit\n", env=under_mps, text=True, check=False, timeout=60)

@@ -59,6 +59,14 @@ class Device:
         with torch.cuda.stream(self._stream), torch.inference_mode():
             work()
 
+    def copy(self, target: DeviceRange, source: Tensor) -> None:
+        """Puts a copy onto the stream, as a kernel of the target's would write; on whichever GPU the memory lies.
+
+        `source` is on this device, dense, and kept until the stream is past it.
+        """
+        self.gpu.driver.make_current(self.gpu.device)
+        self.gpu.driver.copy(self.stream, target.pointer, source.data_ptr(), target.nbytes)
+
     def synchronize(self) -> None:
         """Waits for the stream."""
         self.gpu.driver.synchronize(self.stream)
