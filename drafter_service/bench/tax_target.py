@@ -17,6 +17,7 @@ from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.slot_round import (
     NUM_STATE_WORDS,
     LaunchedRound,
+    SlotInputs,
     SlotPlace,
     StatusNumbers,
     capture_slot_round,
@@ -187,7 +188,16 @@ def make_own_round(checkpoint: Path, device: Device, num_drafts: int, dtype: str
         numbers=NUMBERS,
     )
     launched = capture_slot_round(head, pool, shape, place)
-    inputs = launched.round.inputs
+    _fill(launched.round.inputs, num_drafts)
+    begin = layout.slots + layout.fields.first_key
+    prepared = pairs_bytes(layout, NUM_CONTEXT_ROWS, width, item)
+    if torch_device.type == "cuda":
+        torch.cuda.synchronize(torch_device)  # the device's own stream waits for no other
+    return OwnRound(launched, arena[begin : begin + len(prepared)])
+
+
+def _fill(inputs: SlotInputs, num_drafts: int) -> None:
+    """What the service's planner would say about the round."""
     for name, value in (
         ("ticket", 1),
         ("op", 1),
@@ -199,11 +209,6 @@ def make_own_round(checkpoint: Path, device: Device, num_drafts: int, dtype: str
         getattr(inputs, name).fill_(value)
     inputs.is_real.fill_(value=True)
     inputs.page_table.copy_(torch.arange(8)[None])
-    begin = layout.slots + layout.fields.first_key
-    prepared = pairs_bytes(layout, NUM_CONTEXT_ROWS, width, item)
-    if torch_device.type == "cuda":
-        torch.cuda.synchronize(torch_device)  # the device's own stream waits for no other
-    return OwnRound(launched, arena[begin : begin + len(prepared)])
 
 
 def _pool(head: MtpHead) -> KvPool:

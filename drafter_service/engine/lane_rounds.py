@@ -23,6 +23,7 @@ from drafter_service.engine.slot_round import NUM_MIRROR_WORDS, LaunchedRound, S
 from drafter_service.heads import MtpHead
 from drafter_service.memory.device_loss import DeviceLoss
 from drafter_service.memory.lanes import Lane, LaneObserver, LaneWork, Watchdog
+from drafter_service.memory.layout import NONCE_BYTES
 from drafter_service.state.pool import KvPool
 from specdraft.errors import Reason, SpecdraftError, make_error
 
@@ -64,6 +65,21 @@ class LaneContext:
     indices: dict[bytes, int] = field(default_factory=dict)
     free_indices: list[int] = field(default_factory=list)
     graph_memory: Any = None
+
+    @property
+    def nonce(self) -> Tensor:
+        """The arena's 16 bytes that prove mappings."""
+        begin = self.place.layout.nonce
+        return self.place.arena[begin : begin + NONCE_BYTES]
+
+
+@torch.inference_mode()
+def _invert(values: Tensor) -> None:
+    values.bitwise_not_()
+
+
+def _nothing() -> None:
+    pass
 
 
 class LaneDesk:
@@ -118,6 +134,7 @@ class LaneDesk:
     @torch.inference_mode()
     def _add(self, context: LaneContext, num_slots: int) -> None:
         context.graph_memory = new_graph_memory(self._head.device)
+        _invert(torch.zeros_like(context.nonce))  # whose kernel could not be loaded while a lane waits
         context.free_indices = list(range(context.place.states.shape[0] - 1))
         self._contexts[context.lane] = context
         drafts = context.num_pairs - 1
@@ -142,6 +159,20 @@ class LaneDesk:
         with self._lock:
             self._pending.update((write.session_id, write.sequence_id) for write in writes)
         self._later(partial(self._plan, context, ticket, writes, on_done))
+
+    def begin_proof(self, context: LaneContext, ticket: int, ready_timeout_s: float) -> None:
+        """Takes a round that inverts the arena's nonce on the device and does no more. Raises if it is refused."""
+        try:
+            context.lane.take(ticket, ready_timeout_s, is_counted=False)
+        except SpecdraftError:
+            self._later(partial(self._pump, context))
+            raise
+
+        def plan() -> None:
+            context.works[ticket] = LaneWork(_nothing, partial(_invert, context.nonce), _nothing)
+            self._pump(context)
+
+        self._later(plan)
 
     def accept(self, call: Call) -> None:
         """`Engine.accept`, as soon as no round of the call's sequences is under way."""

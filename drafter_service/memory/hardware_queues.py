@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 
@@ -19,6 +20,9 @@ REFUSED_MAX = 16
 GONE_S = 0.25
 """An empty stream that is not held up does a store within this time, other processes' kernels included."""
 
+TRIAL_S = 20.0
+"""By then no wait of the trial is open any more, whatever call blocks."""
+
 _POLL_S = 20e-6
 
 
@@ -33,20 +37,23 @@ def find_streams(driver: CudaDriver, device: int, count: int, must_go: Sequence[
     """
     driver.make_current(device)
     trial = _Trial(driver)
+    # All of them, and used once, before the first wait: while one is open, making a stream may block.
+    candidates = [driver.create_stream() for _ in range(2 * count)]
+    for stream in candidates:
+        trial.use(stream)
     kept: list[int] = []
-    others: list[int] = []
+    num_refused = 0
     try:
-        num_refused = 0
-        for number in range(CANDIDATES_MAX):
+        for number, stream in enumerate(candidates):
             if len(kept) == count or num_refused == REFUSED_MAX:
                 break
-            stream = driver.create_stream()
             is_fine = trial.admit(number, stream, must_go)
             num_refused = 0 if is_fine else num_refused + 1
-            (kept if is_fine else others).append(stream)
+            if is_fine:
+                kept.append(stream)
     finally:
-        trial.close([*kept, *others, *must_go])
-    for stream in others:
+        trial.close([*candidates, *must_go])
+    for stream in set(candidates).difference(kept):
         driver.destroy_stream(stream)
     if len(kept) < count:
         _log.warning("only %d of %d streams can wait at once: too few hardware queues", len(kept), count)
@@ -61,12 +68,20 @@ class _Trial:
         self._page = CounterPage()
         self._pointer = driver.register_host(self._page.address, COUNTER_PAGE_SIZE_BYTES)
         self._num_stores = 0
+        self._alarm = threading.Timer(TRIAL_S, self._end_waits)
+        self._alarm.daemon = True
+        self._alarm.start()
+
+    def use(self, stream: int) -> None:
+        """Has the stream do something, and waits for it."""
+        self._driver.write_value(stream, self._pointer, 0)
+        self._driver.synchronize(stream)
 
     def admit(self, number: int, stream: int, must_go: Sequence[int]) -> bool:
         """Has the stream wait, unless it is held up by those that wait already or would hold up one of `must_go`."""
         if not self._goes(stream):
             return False
-        gate = number * WORD_BYTES
+        gate = (1 + number) * WORD_BYTES
         self._driver.wait_value(stream, self._pointer + gate, 1)
         if all(self._goes(one) for one in must_go):
             return True
@@ -76,16 +91,20 @@ class _Trial:
 
     def close(self, streams: Sequence[int]) -> None:
         """Ends all waits."""
-        for number in range(CANDIDATES_MAX):
-            self._page.store(number * WORD_BYTES, 1)
+        self._alarm.cancel()
+        self._end_waits()
         for stream in streams:
             self._driver.synchronize(stream)
         self._driver.unregister_host(self._page.address)
         self._page.close()
 
+    def _end_waits(self) -> None:
+        for number in range(CANDIDATES_MAX):
+            self._page.store((1 + number) * WORD_BYTES, 1)
+
     def _goes(self, stream: int) -> bool:
         """Whether a store in the stream is done soon. Each has a word of its own, since some come late."""
-        word = (CANDIDATES_MAX + self._num_stores % (3 * CANDIDATES_MAX)) * WORD_BYTES
+        word = (1 + CANDIDATES_MAX + self._num_stores % (2 * CANDIDATES_MAX)) * WORD_BYTES
         self._num_stores += 1
         self._page.store(word, 0)
         self._driver.write_value(stream, self._pointer + word, 1)

@@ -169,12 +169,12 @@ class Lane:
         """The newest ticket that the stream is done with."""
         return self._own.load(PASSED_OFFSET)
 
-    def take(self, ticket: int, ready_timeout_s: float) -> None:
-        """Takes a ticket up. Raises TICKET_ORDER, LANE_RELEASED."""
+    def take(self, ticket: int, ready_timeout_s: float, *, is_counted: bool = True) -> None:
+        """Takes a ticket up, whose wait `waits_over` tells if it is counted. Raises TICKET_ORDER, LANE_RELEASED."""
         with self.lock:
             expected, now = self.state.last + 1, self._tools.clock()
             self.state, verdict = self.state.taken(ticket, now + ready_timeout_s)
-            if verdict is Verdict.ACCEPTED:
+            if verdict is Verdict.ACCEPTED and is_counted:
                 self._taken_at[ticket] = now
         if verdict is Verdict.OUT_OF_ORDER:
             raise make_error(

@@ -189,8 +189,12 @@ class LaneCalls:
             raise invalid_field("lane_ticket.lane", request.lane_ticket.lane, "a lane of this session")
         ticket = request.lane_ticket
         context = session.lanes.find(ticket.lane)
-        timeout_s = ticket.ready_timeout_ms / 1000 or self._facts.config.ready_timeout_s
         limit_s = self._facts.config.ready_timeout_s
+        timeout_s = min(ticket.ready_timeout_ms / 1000 or limit_s, limit_s)
+        if not request.entries:
+            self.desk.begin_proof(context, ticket.ticket, timeout_s)
+            on_done(pb.ProposeResponse)
+            return
         try:
             writes = self._decoded(session, request)
         except SpecdraftError as error:
@@ -201,7 +205,7 @@ class LaneCalls:
         def finish(results: Results) -> None:
             on_done(lambda: pb.ProposeResponse(results=[pb.ProposeResult(status=entry_status(one)) for one in results]))
 
-        self.desk.begin(context, ticket.ticket, min(timeout_s, limit_s), writes, finish)
+        self.desk.begin(context, ticket.ticket, timeout_s, writes, finish)
 
     def _context(self, session: Session, arena: CudaArena, number: int) -> LaneContext:
         lane = Lane(number, self._tools, self._descriptors)
@@ -221,8 +225,8 @@ class LaneCalls:
 
     def _decoded(self, session: Session, request: pb.ProposeRequest) -> list[LaneWrite]:
         arena, limit = arena_of(session), self._facts.config.max_batch
-        if not 1 <= len(request.entries) <= limit:
-            raise invalid_field("entries", len(request.entries), f"1 to {limit} entries")
+        if len(request.entries) > limit:
+            raise invalid_field("entries", len(request.entries), f"at most {limit} entries")
         for name in ("sequence_id", "slot"):
             values = [e.pairs.hiddens.arena_slot.slot if name == "slot" else e.sequence_id for e in request.entries]
             if len(set(values)) < len(values):

@@ -136,15 +136,15 @@ def test_tickets_out_of_order_are_refused_and_get_their_done_all_the_same(target
     with target.client.open_sequence() as sequence:
         target.leave(0, 0, 2)
         target.device.synchronize()
-        for ticket, expected in ((3, 1), (2, 4), (3, 4)):
+        for ticket, expected in ((4, 2), (3, 5), (4, 5)):  # ticket 1 proved the lane
             error = raw_round(lane, EarlyItem(sequence, 0, 1), ticket)
             assert error.reason is Reason.TICKET_ORDER
             assert error.details == {"ticket": str(ticket), "expected": str(expected)}
-            wait_until(lambda: lane._page.load(lane._done_offset) == 3, text="done of the refused ticket")
-        assert raw_round(lane, EarlyItem(sequence, 0, 1), 4) is None
-        assert lane._page.load(lane._done_offset) == 3, "the verify has not ended"
-        lane._page.store(lane._ready_offset, 4)
-        wait_until(lambda: lane._page.load(lane._done_offset) == 4, text="the round")
+            wait_until(lambda: lane._page.load(lane._done_offset) == 4, text="done of the refused ticket")
+        assert raw_round(lane, EarlyItem(sequence, 0, 1), 5) is None
+        assert lane._page.load(lane._done_offset) == 4, "the verify has not ended"
+        lane._page.store(lane._ready_offset, 5)
+        wait_until(lambda: lane._page.load(lane._done_offset) == 5, text="the round")
         sequence.ledger.unsure = True
         assert sequence.state().row_count == 2
 

@@ -174,7 +174,12 @@ class CudaArena:
 
     def nonce(self) -> bytes:
         """The 16 bytes that prove to the service that this is its arena."""
-        return self.gpu.read(self._base + self.layout.nonce_offset_bytes, NONCE_SIZE_BYTES)
+        return self.gpu.read(self.nonce_pointer, NONCE_SIZE_BYTES)
+
+    @property
+    def nonce_pointer(self) -> int:
+        """Where they lie in this process."""
+        return self._base + self.layout.nonce_offset_bytes
 
     def slot_rows(self, slot: int, row_count: int) -> DeviceRange:
         """The first `row_count` hidden rows of a slot, `hidden_row_stride_bytes` apart. Raises IndexError."""
