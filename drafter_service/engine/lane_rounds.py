@@ -134,13 +134,22 @@ class LaneDesk:
     @torch.inference_mode()
     def _add(self, context: LaneContext, num_slots: int) -> None:
         context.graph_memory = new_graph_memory(self._head.device)
-        _invert(torch.zeros_like(context.nonce))  # whose kernel could not be loaded while a lane waits
         context.free_indices = list(range(context.place.states.shape[0] - 1))
         self._contexts[context.lane] = context
-        drafts = context.num_pairs - 1
-        for batch in sorted({bucket(1, num_slots), bucket(num_slots, self._max_batch)}):
-            self._round(context, RoundShape(batch, context.num_pairs, drafts, bucket(1, self._max_pages)))
+        for shape in self._first_shapes(num_slots, context.num_pairs):
+            self._round(context, shape)
         self.watchdog.watch(context.lane)
+
+    @torch.inference_mode()
+    def warm_up(self, place: SlotPlace, num_slots: int, num_pairs: int) -> None:
+        """Makes a lane's first rounds in a place that is nobody's, before there are calls."""
+        _invert(torch.zeros(NONCE_BYTES, dtype=torch.uint8, device=self._head.device))
+        for shape in self._first_shapes(num_slots, num_pairs):
+            capture_slot_round(self._head, self._pool, shape, place).launch()
+
+    def _first_shapes(self, num_slots: int, num_pairs: int) -> list[RoundShape]:
+        batches = sorted({bucket(1, num_slots), bucket(num_slots, self._max_batch)})
+        return [RoundShape(batch, num_pairs, num_pairs - 1, bucket(1, self._max_pages)) for batch in batches]
 
     def begin(
         self,

@@ -130,6 +130,8 @@ class Assembly:
                 observer=self._metrics,
             )
             self._lanes = calls.lanes = LaneCalls(desk, facts, self.gpu, self._descriptors, self._clock)
+            if self.head.device.type == "cuda":
+                self._lanes.warm_up()
         handshake = Handshake(facts, self._descriptors, self.gpu, lambda: self.switch.kind)
         return Parts(self.engine, calls, self.sessions, handshake, self._metrics, tracing)
 

@@ -16,7 +16,9 @@ from drafter_service.engine.slot_round import NUM_STATE_WORDS, SlotPlace, Status
 from drafter_service.memory import CudaArena, DescriptorServer
 from drafter_service.memory.device_view import bytes_at
 from drafter_service.memory.gpu import GpuMemory
+from drafter_service.memory.hiddens import DTYPES
 from drafter_service.memory.lanes import DONE_OFFSET, READY_OFFSET, Lane, LaneTools, StreamPool, released
+from drafter_service.memory.layout import ArenaWish, lay_out
 from drafter_service.memory.streams import enqueuer
 from drafter_service.server.decoding import digest_of
 from drafter_service.server.encoding import entry_status, reason_number
@@ -153,6 +155,35 @@ class LaneCalls:
         run = enqueuer(gpu.driver, gpu.torch_device)
         self._streams = StreamPool.made(gpu.driver, gpu.device, _must_go(gpu.torch_device))
         self._tools = LaneTools(gpu.driver, gpu.device, self._streams, run, clock)
+
+    def warm_up(self) -> None:
+        """Makes rounds of nobody's: while a lane waits, loading a kernel that was never used before would block."""
+        facts, device = self._facts, self._gpu.torch_device
+        head, num_drafts = facts.head, facts.config.max_drafts
+        for dtype in sorted({"float32", head.dtype}):
+            item_bytes = DTYPES[dtype].itemsize
+            wish = ArenaWish(
+                num_slots=facts.config.max_batch,
+                max_drafts=num_drafts,
+                hidden_row_bytes=head.hidden_width * item_bytes,
+                embedding_bytes=head.head_width * item_bytes,
+                vocab_size=head.vocab_size,
+                num_prefill_rows=1,
+                with_masks=False,
+            )
+            layout = lay_out(wish)
+            counter = torch.zeros(1, dtype=torch.int64, device=device)
+            place = SlotPlace(
+                arena=torch.zeros(layout.size, dtype=torch.uint8, device=device),
+                layout=layout,
+                dtype=dtype,
+                width=head.hidden_width,
+                fence=counter,
+                ready=counter,
+                states=torch.zeros(2, NUM_STATE_WORDS, dtype=torch.int64, device=device),
+                numbers=NUMBERS,
+            )
+            self.desk.warm_up(place, wish.num_slots, num_drafts + 1)
 
     def close(self) -> None:
         """Releases what is left, and gives the streams back."""

@@ -329,3 +329,14 @@ def test_thirty_sessions_that_wait_at_once_do_not_stop_another(clients):
 
 def test_lanes_of_the_client_are_the_public_class(clients):
     assert isinstance(Target(clients).lane, Lane)
+
+
+def test_rounds_that_warm_up_touch_nobody(clients):
+    server = clients.server
+    client = clients.client()
+    with client.open_sequence() as sequence:
+        sequence.propose(0, STORY.tokens[:6], STORY.rows[:6], num_drafts=K)
+        before = server.digest(sequence.sequence_id), server.pages(), sequence.state()
+        server.service.assembly._lanes.warm_up()
+        assert (server.digest(sequence.sequence_id), server.pages(), sequence.state()) == before
+        sequence.propose(6, STORY.tokens[6:7], STORY.rows[6:7], num_drafts=K)
