@@ -22,6 +22,7 @@ from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.slot_round import NUM_MIRROR_WORDS, LaunchedRound, SlotPlace, capture_slot_round
 from drafter_service.heads import MtpHead
 from drafter_service.memory.device_loss import DeviceLoss
+from drafter_service.memory.device_view import on_device
 from drafter_service.memory.lanes import Lane, LaneObserver, LaneWork, Watchdog
 from drafter_service.memory.layout import NONCE_BYTES
 from drafter_service.state.pool import KvPool
@@ -143,9 +144,10 @@ class LaneDesk:
     @torch.inference_mode()
     def warm_up(self, place: SlotPlace, num_slots: int, num_pairs: int) -> None:
         """Makes a lane's first rounds in a place that is nobody's, before there are calls."""
-        _invert(torch.zeros(NONCE_BYTES, dtype=torch.uint8, device=self._head.device))
-        for shape in self._first_shapes(num_slots, num_pairs):
-            capture_slot_round(self._head, self._pool, shape, place).launch()
+        with on_device(self._head.device):
+            _invert(torch.zeros(NONCE_BYTES, dtype=torch.uint8, device=self._head.device))
+            for shape in self._first_shapes(num_slots, num_pairs):
+                capture_slot_round(self._head, self._pool, shape, place).launch()
 
     def _first_shapes(self, num_slots: int, num_pairs: int) -> list[RoundShape]:
         batches = sorted({bucket(1, num_slots), bucket(num_slots, self._max_batch)})
@@ -219,7 +221,8 @@ class LaneDesk:
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
-            action()
+            with on_device(self._head.device):
+                action()
         except Exception as error:
             self._loss.seen(error)
             raise
