@@ -101,6 +101,7 @@ def service_config(head: Path) -> ServiceConfig:
         checkpoint=head,
         target_checkpoint=TARGET,
         kv_bytes=64 * MIB,
+        max_batch=1,  # one sequence at a time
         lm_head="as-stored",
         torch_threads=1,
         log_level="warning",
