@@ -335,12 +335,14 @@ class LaneDesk:
             "planned_stop": self._host([*[one.stop.value for one in planned], *[0] * padding]),
             "max_keys": self._host([*[one.sequence.max_keys for one in planned], *[0] * padding]),
             "num_rows_max": self._host([*[one.num_rows_max for one in planned], *[0] * padding]),
-            "page_table": self._host([*table, *[[spare] * shape.pages] * padding]),
+            "page_table": self._host([*table, *[[spare] * shape.pages] * padding], torch.int32),
             "min_logprob": self._host([*floors, *[-math.inf] * padding]),
         }
 
-    def _host(self, values: list[int] | list[bool] | list[float] | list[list[int]]) -> Tensor:
-        made = torch.tensor(values)
+    def _host(
+        self, values: list[int] | list[bool] | list[float] | list[list[int]], dtype: torch.dtype | None = None
+    ) -> Tensor:
+        made = torch.tensor(values, dtype=dtype)
         return made.pin_memory() if self._head.device.type == "cuda" else made
 
     def _host_like(self, of: Tensor) -> Tensor:

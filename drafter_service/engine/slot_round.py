@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from drafter_service.engine.captures import capture_stream, captured
+from drafter_kernels.draft_chain import ChainState
+from drafter_service.engine.forwards import Forward, GraphMemory, make_forward, new_graph_memory
+from drafter_service.engine.graph_runner import capture
 from drafter_service.engine.operations import Stop
-from drafter_service.engine.round_core import RoundInputs, RoundOutputs, RoundShape, make_inputs, run_round
+from drafter_service.engine.round_core import Round, RoundInputs, RoundShape, make_inputs
 from drafter_service.heads import MtpHead
 from drafter_service.memory.hiddens import DTYPES
 from drafter_service.memory.layout import ArenaLayout
@@ -57,7 +59,7 @@ class SlotInputs:
         planned_stop: why no more are planned: COMPLETE, NOT_ASKED or PAGES.
         max_keys: keys are below.
         num_rows_max: rows that the pages hold.
-        page_table: [B, P].
+        page_table: int32 [B, P].
         min_logprob: float32.
     """
 
@@ -99,7 +101,7 @@ class SlotPlace:
     numbers: StatusNumbers
 
 
-def make_slot_inputs(shape: RoundShape, device: torch.device, spare_page: int) -> SlotInputs:
+def make_slot_inputs(shape: RoundShape, device: torch.device) -> SlotInputs:
     """Buffers of a shape."""
 
     def whole(*size: int) -> Tensor:
@@ -116,7 +118,7 @@ def make_slot_inputs(shape: RoundShape, device: torch.device, spare_page: int) -
         planned_stop=whole(batch),
         max_keys=whole(batch),
         num_rows_max=whole(batch),
-        page_table=whole(batch, shape.pages) + spare_page,
+        page_table=torch.zeros(batch, shape.pages, dtype=torch.int32, device=device),
         min_logprob=torch.full((batch,), -torch.inf, device=device),
     )
 
@@ -129,6 +131,7 @@ class SlotRound:
         pool: remembers.
         shape: what it is made for; pairs and drafts are the session's most.
         place: where it reads and writes.
+        forward: computes in the head's place; None = as the head does.
 
     Attributes:
         inputs: to be filled before each run, in the lane's stream.
@@ -136,13 +139,16 @@ class SlotRound:
         logprobs: float32 [B, K].
     """
 
-    def __init__(self, head: MtpHead, pool: KvPool, shape: RoundShape, place: SlotPlace) -> None:
+    def __init__(
+        self, head: MtpHead, pool: KvPool, shape: RoundShape, place: SlotPlace, forward: Forward | None = None
+    ) -> None:
         self._head = head
-        self._pool = pool
         self.shape = shape
         self._place = place
-        self._core = make_inputs(shape, head, pool.spare_page)
-        self.inputs = make_slot_inputs(shape, head.device, pool.spare_page)
+        forward = forward or make_forward(head, pool, shape.batch, shape.batch * shape.pairs)
+        self._round = Round(forward, shape, pool.shape.page_rows, head.device)
+        self._core = make_inputs(shape, head)
+        self.inputs = make_slot_inputs(shape, head.device)
         words = NUM_MIRROR_WORDS + shape.pairs + shape.drafts
         self.mirror = torch.zeros(shape.batch, words, dtype=torch.int64, device=head.device)
         self.logprobs = torch.zeros(shape.batch, max(shape.drafts, 1), device=head.device)
@@ -157,7 +163,7 @@ class SlotRound:
         """The whole round."""
         copied = self._copy()
         status, core, position_limited = self._check(copied)
-        outputs = run_round(self._head, self._pool, self.shape, core)
+        outputs = self._round.run(core)
         status = torch.where(outputs.is_broken & (status == 0), self._place.numbers.internal, status)
         count = torch.where(status == 0, outputs.draft_count, 0)
         stop = self._stop(outputs, position_limited, status)
@@ -236,7 +242,7 @@ class SlotRound:
         ready, ticket = self._place.ready.clone(), self.inputs.ticket
         return (self._place.fence.clone() == 0) & (ticket <= ready) & (ready < RELEASED)
 
-    def _stop(self, outputs: RoundOutputs, position_limited: Tensor, status: Tensor) -> Tensor:
+    def _stop(self, outputs: ChainState, position_limited: Tensor, status: Tensor) -> Tensor:
         planned = torch.where(position_limited, Stop.POSITION_LIMIT.value, self.inputs.planned_stop)
         return torch.where(status == 0, torch.where(outputs.stop > 0, outputs.stop, planned), 0)
 
@@ -248,7 +254,7 @@ class SlotRound:
         after = torch.cat((before[:, :2], end[:, None]), dim=1)
         self._place.states.index_copy_(0, self.inputs.state_index, after)
 
-    def _write_out(self, status: Tensor, outputs: RoundOutputs, count: Tensor, stop: Tensor) -> None:
+    def _write_out(self, status: Tensor, outputs: ChainState, count: Tensor, stop: Tensor) -> None:
         """Leaves the outputs in the slots, `op` behind the rest."""
         fields, batch = self._place.layout.fields, self.shape.batch
         out = torch.zeros(batch, fields.first_key, dtype=torch.uint8, device=status.device)
@@ -298,22 +304,18 @@ class LaunchedRound:
 
 @torch.inference_mode()
 def capture_slot_round(
-    head: MtpHead, pool: KvPool, shape: RoundShape, place: SlotPlace, graph_memory: Any = None
+    head: MtpHead, pool: KvPool, shape: RoundShape, place: SlotPlace, graph_memory: GraphMemory | None = None
 ) -> LaunchedRound:
     """A lane's own instance of a round: launches of one instance are ordered by CUDA, so lanes share none.
 
     What runs while it is made runs on copies, so that nothing of a session is touched. `graph_memory` is shared by the
     rounds of one lane, which run one after the other.
     """
-    made = SlotRound(head, pool, shape, place)
+    memory = graph_memory or new_graph_memory(head.device)
+    forward = memory.forward(head, pool, shape.batch, shape.batch * shape.pairs)
+    made = SlotRound(head, pool, shape, place, forward)
     if head.device.type != "cuda":
         return LaunchedRound(made, made.run)
-    stream = capture_stream(head.device)
-    stream.wait_stream(torch.cuda.current_stream(head.device))
     copies = replace(place, arena=torch.zeros_like(place.arena), states=place.states.clone())
-    with torch.cuda.stream(stream):
-        warm = SlotRound(head, pool, shape, copies)
-        warm.run()
-        warm.run()
-    stream.synchronize()
-    return LaunchedRound(made, captured(made.run, head.device, graph_memory))
+    warm = SlotRound(head, pool, shape, copies, forward)
+    return LaunchedRound(made, capture(made.run, head.device, memory.handle, warm=warm.run))

@@ -196,14 +196,16 @@ def assemble(
 
 def _runners(config: ServiceConfig, head: MtpHead, pool: KvPool, loss: DeviceLoss, metrics: Metrics) -> RunnerSwitch:
     """The runners of the device: graphs where there is a GPU, a simulated one included."""
-    runners: dict[RunnerKind, Runner] = {RunnerKind.EAGER: EagerRunner(head, pool)}
+    eager = EagerRunner(head, pool, config.max_batch)
+    runners: dict[RunnerKind, Runner] = {RunnerKind.EAGER: eager}
     wanted = RunnerKind.EAGER if config.runner in {"auto", "eager"} else RunnerKind.GRAPH
     if head.device.type == "cuda" or config.simulated_gpu is not None:
         longest = min(config.max_seq_len or head.config.max_position, head.config.max_position)
         limits = GraphLimits(config.max_batch, config.max_drafts, -(-longest // config.page_rows) + 1)
-        graphs = GraphRunner(runners[RunnerKind.EAGER], head, pool, limits, observer=metrics)
+        graphs = GraphRunner(eager, head, pool, limits, observer=metrics)
         runners[RunnerKind.GRAPH] = graphs
         if head.device.type == "cuda":
+            eager.warm_up()
             graphs.warm_up()
             wanted = RunnerKind.EAGER if config.runner == "eager" else RunnerKind.GRAPH
     elif wanted is RunnerKind.GRAPH:

@@ -59,6 +59,16 @@ PUBLIC_NAMES: dict[str, list[str]] = {
         "qk_rope_reference",
         "qk_rope_write",
     ],
+    "drafter_kernels.draft_chain": [
+        "ChainPairs",
+        "ChainState",
+        "ChainStops",
+        "ChainWishes",
+        "begin_chains",
+        "begin_chains_reference",
+        "extend_chains",
+        "extend_chains_reference",
+    ],
     "drafter_kernels.absorb": [
         "AbsorbWeights",
         "AbsorbWorkspace",
