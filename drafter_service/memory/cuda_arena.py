@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+FREEING_S = 1.0
+"""How long a session's opening waits for memory that is being freed, where there is no other."""
+
 GRANULE = 2 << 20
 """Allocations are whole multiples of this: smaller ones may share what is exported with others' memory."""
 
@@ -63,7 +66,9 @@ class ArenaPool:
         with self._lock:
             spare, self._spare = self._spare, None
         if spare is not None and spare[1] != rounded:
-            self._free(*spare)
+            self.give(*spare)  # freeing it here would wait for every lane that waits
+            if self._num_bytes + rounded > self._budget:
+                self._reaper.wait_idle(FREEING_S)
             spare = None
         pointer = self._allocate(rounded) if spare is None else spare[0]
         self._reaper.later(lambda: self._refill(rounded))
