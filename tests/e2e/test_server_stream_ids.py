@@ -57,6 +57,8 @@ def test_retries_of_what_is_in_flight_join_it_however_much_that_is(server):
         after = session.drive()
         ids = [after.send(propose=request) for request in requests]
         assert before.ending().kind == ("ABORTED", "SESSION_FENCED")
+        flying = server.service.assembly.engine._in_flight._flying
+        wait_until(lambda: [len(one) for tags in flying.values() for one in tags.values()] == [2, 2], text="the joins")
     results = [after.answer_to(correlation_id).propose.results[0] for correlation_id in ids]
     assert [result.status.code for result in results] == [0, 0]
     assert [result.state.last_op for result in results] == [1, 2]
