@@ -60,6 +60,17 @@ def bucket(count: int, most: int) -> int:
     return min(1 << max(count - 1, 0).bit_length(), most)
 
 
+def table_pages(head: MtpHead, pool: KvPool, num_pages: int, most: int) -> int:
+    """Pages of the table that a batch gets whose longest sequence has so many, at most `most`.
+
+    Kernels follow a sequence's rows alone, so two widths serve all; plain attention takes the time of the whole table.
+    """
+    if not head.runs_kernels:
+        return bucket(num_pages, most)
+    short = min(-(-SHORT_ROWS // pool.shape.page_rows), most)
+    return short if num_pages <= short else most
+
+
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
     """What graphs are made for.
@@ -105,7 +116,7 @@ class GraphRunner:
         self._rounds: dict[RoundShape, Callable[[], Any]] = {}
         self._buffers: dict[int, BatchBuffers] = {}
         self._graph_memory = new_graph_memory(head.device)
-        self._short_pages = min(-(-SHORT_ROWS // pool.shape.page_rows), limits.max_pages)
+        self._short_pages = table_pages(head, pool, 1, limits.max_pages)
 
     @property
     def num_captured(self) -> int:
@@ -161,12 +172,10 @@ class GraphRunner:
         rows = max(entry.num_rows + entry.num_draft_rows for entry in entries)
         pages = -(-rows // self._pool.shape.page_rows)
         batch = bucket(len(entries), limits.max_batch)
-        if not self._head.runs_kernels:
-            pages = bucket(pages, limits.max_pages)
-            return RoundShape(batch, limits.max_drafts + 1, drafts, pages, has_masks, keeps_drafts)
-        is_general = has_masks or keeps_drafts
-        pages = self._short_pages if pages <= self._short_pages and not is_general else limits.max_pages
-        return RoundShape(batch, limits.max_drafts + 1, drafts, pages, is_general, is_general)
+        pages = table_pages(self._head, self._pool, pages, limits.max_pages)
+        if self._head.runs_kernels and (has_masks or keeps_drafts):
+            pages, has_masks, keeps_drafts = limits.max_pages, True, True
+        return RoundShape(batch, limits.max_drafts + 1, drafts, pages, has_masks, keeps_drafts)
 
     def _round(self, shape: RoundShape) -> Callable[[], Any]:
         if shape not in self._rounds:
@@ -180,7 +189,7 @@ class GraphRunner:
     def _captured(self, shape: RoundShape) -> Callable[[], Any]:
         head, limits = self._head, self._limits
         if shape.batch not in self._buffers:
-            self._buffers[shape.batch] = BatchBuffers(head, shape.batch, limits.max_drafts, limits.max_pages)
+            self._buffers[shape.batch] = BatchBuffers(head, shape.batch, limits.max_drafts, self._short_pages)
         buffers = self._buffers[shape.batch]
         # One for all batches: the largest has room for any.
         forward = self._graph_memory.forward(

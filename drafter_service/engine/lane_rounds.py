@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from drafter_service.engine.engine import Engine
-from drafter_service.engine.graph_runner import bucket, new_graph_memory
+from drafter_service.engine.graph_runner import bucket, new_graph_memory, table_pages
 from drafter_service.engine.lane_plan import PlannedSlot, enter_slot, plan_slot, read_mirror
 from drafter_service.engine.operations import Call, CloseSession, LaneWrite, Operation, Outcome, Task
 from drafter_service.engine.round_core import RoundShape
@@ -124,34 +124,52 @@ class LaneDesk:
         self.watchdog = Watchdog(self._on_news, observer)
 
     def prepare(self, context: LaneContext, num_slots: int, ready: threading.Event) -> None:
-        """Takes a lane up; `ready` is set once what its first rounds need has been made."""
+        """Takes a lane up; `ready` is set once its rounds have been made, one a turn: others get theirs in between."""
+        shapes = iter(self._first_shapes(context.num_pairs, num_slots))
+
+        def make() -> None:
+            shape = next(shapes, None)
+            if shape is None:
+                ready.set()
+                return
+            self._round(context, shape)
+            self._later(make)
 
         def add() -> None:
-            self._add(context, num_slots)
-            ready.set()
+            self._add(context)
+            self._later(make)
 
         self._later(add)
 
     @torch.inference_mode()
-    def _add(self, context: LaneContext, num_slots: int) -> None:
+    def _add(self, context: LaneContext) -> None:
         context.graph_memory = new_graph_memory(self._head.device)
         context.free_indices = list(range(context.place.states.shape[0] - 1))
         self._contexts[context.lane] = context
-        for shape in self._first_shapes(num_slots, context.num_pairs):
-            self._round(context, shape)
         self.watchdog.watch(context.lane)
 
     @torch.inference_mode()
     def warm_up(self, place: SlotPlace, num_slots: int, num_pairs: int) -> None:
-        """Makes a lane's first rounds in a place that is nobody's, before there are calls."""
+        """Makes rounds of every batch in a place that is nobody's, before there are calls."""
         with on_device(self._head.device):
             _invert(torch.zeros(NONCE_BYTES, dtype=torch.uint8, device=self._head.device))
-            for shape in self._first_shapes(num_slots, num_pairs):
-                capture_slot_round(self._head, self._pool, shape, place).launch()
+            for shape in self._first_shapes(num_pairs, num_slots):
+                if shape.drafts == num_pairs - 1:
+                    capture_slot_round(self._head, self._pool, shape, place).launch()
 
-    def _first_shapes(self, num_slots: int, num_pairs: int) -> list[RoundShape]:
-        batches = sorted({bucket(1, num_slots), bucket(num_slots, self._max_batch)})
-        return [RoundShape(batch, num_pairs, num_pairs - 1, bucket(1, self._max_pages)) for batch in batches]
+    def _first_shapes(self, num_pairs: int, num_slots: int) -> Iterator[RoundShape]:
+        """Every batch and number of drafts for sequences that are not long, and for the others what is likeliest."""
+        most = bucket(num_slots, self._max_batch)
+        batches = sorted({bucket(count, most) for count in range(1, most + 1)})
+        short, most_drafts = self._table_pages(1), max(num_pairs - 1, 1)
+        for batch in batches:
+            for drafts in range(1, most_drafts + 1):
+                yield RoundShape(batch, num_pairs, drafts, short)
+        if self._head.runs_kernels and short < self._max_pages:
+            yield from (RoundShape(batch, num_pairs, most_drafts, self._max_pages) for batch in {1, most})
+
+    def _table_pages(self, num_pages: int) -> int:
+        return table_pages(self._head, self._pool, num_pages, self._max_pages)
 
     def begin(
         self,
@@ -284,7 +302,7 @@ class LaneDesk:
             if sequence_id not in context.indices:
                 context.indices[sequence_id] = context.free_indices.pop()
             indices.append(context.indices[sequence_id])
-        pages = bucket(max(len(one.pages) for one in planned), self._max_pages)
+        pages = self._table_pages(max(len(one.pages) for one in planned))
         drafts = max(1, *(one.operation.num_drafts for one in planned))
         shape = RoundShape(bucket(len(planned), self._max_batch), context.num_pairs, drafts, pages)
         launched = self._round(context, shape)
@@ -303,7 +321,10 @@ class LaneDesk:
             for index, state in states:
                 place.states[index : index + 1].copy_(state, non_blocking=True)
             for name, values in staged.items():
-                getattr(inputs, name).copy_(values, non_blocking=True)
+                target = getattr(inputs, name)
+                if name == "page_table":
+                    target = target[:, : values.shape[1]]
+                target.copy_(values, non_blocking=True)
 
         @torch.inference_mode()
         def collect() -> None:
@@ -321,7 +342,9 @@ class LaneDesk:
         padding = shape.batch - len(planned)
         nobody = context.place.states.shape[0] - 1
         spare = self._pool.spare_page
-        table = [[*one.pages, *[spare] * (shape.pages - len(one.pages))][: shape.pages] for one in planned]
+        # Of a long table the columns that are used: what is beyond a sequence's rows is never followed.
+        width = min(bucket(max(len(one.pages) for one in planned), shape.pages), shape.pages)
+        table = [[*one.pages, *[spare] * (width - len(one.pages))][:width] for one in planned]
         asked = [one.operation for one in planned]
         first = asked[0].slot
         floors = [-math.inf if one.min_logprob is None else one.min_logprob for one in asked]
@@ -335,7 +358,7 @@ class LaneDesk:
             "planned_stop": self._host([*[one.stop.value for one in planned], *[0] * padding]),
             "max_keys": self._host([*[one.sequence.max_keys for one in planned], *[0] * padding]),
             "num_rows_max": self._host([*[one.num_rows_max for one in planned], *[0] * padding]),
-            "page_table": self._host([*table, *[[spare] * shape.pages] * padding], torch.int32),
+            "page_table": self._host([*table, *[[spare] * width] * padding], torch.int32),
             "min_logprob": self._host([*floors, *[-math.inf] * padding]),
         }
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 _ALIGNMENT: Final = 16
+
+# As Python writes single elements; a boolean is a byte.
+_FORMATS: Final = {
+    torch.int64: "q",
+    torch.int32: "i",
+    torch.float32: "f",
+    torch.bool: "B",
+}
 
 Sizes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -23,6 +32,7 @@ class Twins:
     Attributes:
         device: the tensors on the device, by name, zeros at first.
         host: their twins, zeros at first.
+        views: the twins' memory, flat: writing a few numbers through it takes no tensor operation.
     """
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
@@ -35,6 +45,7 @@ class Twins:
         self._host = torch.zeros(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self.device = self._carved(self._device, sizes, ends)
         self.host = self._carved(self._host, sizes, ends)
+        self.views: dict[str, Any] = {name: _view(tensor) for name, tensor in self.host.items()}
 
     @staticmethod
     def _carved(memory: Tensor, sizes: Sizes, begins: Mapping[str, int]) -> dict[str, Tensor]:
@@ -51,3 +62,10 @@ class Twins:
     def to_host(self) -> None:
         """Copies device to host, and waits for it."""
         self._host.copy_(self._device)
+
+
+def _view(tensor: Tensor) -> Any:
+    """A memoryview of a tensor's elements in host memory. It must not outlive the tensor."""
+    memory: Any = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    elements: Any = memoryview(memory).cast("B")
+    return elements.cast(_FORMATS[tensor.dtype])

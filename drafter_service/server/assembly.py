@@ -19,6 +19,7 @@ from drafter_service.engine.graph_runner import GraphLimits, GraphRunner
 from drafter_service.engine.in_flight import InFlight
 from drafter_service.engine.lane_rounds import LaneDesk
 from drafter_service.engine.runner import EagerRunner
+from drafter_service.engine.slot_round import warm_up_slots
 from drafter_service.engine.switch import RunnerKind, RunnerSwitch
 from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.heads import HeadPlan, MtpHead, load_planned_head
@@ -31,7 +32,7 @@ from drafter_service.server.calls import Calls
 from drafter_service.server.facts import ServiceFacts
 from drafter_service.server.gpu import open_gpu
 from drafter_service.server.handshake import Handshake
-from drafter_service.server.lanes import REASONS, LaneCalls
+from drafter_service.server.lanes import NUMBERS, REASONS, LaneCalls
 from drafter_service.server.self_test import SelfTestError, self_test
 from drafter_service.server.servicer import Parts
 from drafter_service.state import PageAllocator, SessionTable
@@ -207,6 +208,7 @@ def _runners(config: ServiceConfig, head: MtpHead, pool: KvPool, loss: DeviceLos
         if head.device.type == "cuda":
             eager.warm_up()
             graphs.warm_up()
+            warm_up_slots(head, pool, NUMBERS)
             wanted = RunnerKind.EAGER if config.runner == "eager" else RunnerKind.GRAPH
     elif wanted is RunnerKind.GRAPH:
         raise ConfigError("--runner graph needs a GPU")

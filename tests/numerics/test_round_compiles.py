@@ -29,11 +29,12 @@ import torch
 from checkpoints import write_tiny_checkpoint
 from drafter_kernels import Backend, CompileWatch
 from drafter_kernels.draft_chain import begin_chains, extend_chains
-from drafter_service.engine import eager_steps, forwards, graph_runner, round_core
+from drafter_service.engine import eager_steps, forwards, graph_runner, round_core, slot_round
 from drafter_service.engine.batch import RunEntry
 from drafter_service.engine.runner import EagerRunner
 from drafter_service.heads import BodyPrecision, LmHeadPrecision, MtpHead, load_head
 from drafter_service.heads.kernel_forward import KernelForward
+from drafter_service.memory.layout import ArenaWish, lay_out
 from drafter_service.state.pool import KvPool, PoolShape
 from hopper import compiling_for_hopper
 
@@ -43,6 +44,8 @@ for module in (forwards, eager_steps):
     module.KernelForward = partial(KernelForward, backend=Backend.TRITON)
 round_core.begin_chains = partial(begin_chains, backend=Backend.TRITON)
 round_core.extend_chains = partial(extend_chains, backend=Backend.TRITON)
+slot_round.take_slots = partial(slot_round.take_slots, backend=Backend.TRITON)
+slot_round.leave_slots = partial(slot_round.leave_slots, backend=Backend.TRITON)
 graph_runner.capture = lambda run, *_: (run(), run)[1]
 
 write_tiny_checkpoint(Path(directory), dtype="bfloat16")
@@ -60,13 +63,32 @@ def entry(pairs, begin, drafts, mask=False, keeps=False):
     return RunEntry(pages, begin, begin, begin, tuple(range(pairs)), hiddens, drafts, None, masks, keeps)
 
 
-compiled, fell_back = [], []
+def slot_rounds():
+    # Of sessions whose arenas have other sizes, with hidden rows of every type.
+    numbers = slot_round.StatusNumbers(*range(1, 9))
+
+    def whole(*size):
+        return torch.zeros(size, dtype=torch.int64)
+
+    for name, item in (("float32", 4), ("bfloat16", 2), ("float16", 2)):
+        for slots, most in ((1, 1), (8, 3), (64, 4)):
+            layout = lay_out(ArenaWish(slots, most, 64 * item, 64 * item, 128, 0, with_masks=most > 1))
+            arena = torch.zeros(layout.size, dtype=torch.uint8)
+            place = slot_round.SlotPlace(arena, layout, name, 64, whole(1), whole(1), whole(9, 3), numbers)
+            for batch in (1, 2, 8, 64):
+                for pages in (128, 1025):
+                    shape = round_core.RoundShape(batch, most + 1, most, pages)
+                    slot_round.SlotRound(head, pool, shape, place).run()
+
+
+compiled = []
 eager = EagerRunner(head, pool, 64)
 limits = graph_runner.GraphLimits(max_batch=64, max_drafts=4, max_pages=1025)
 graphs = graph_runner.GraphRunner(eager, head, pool, limits)
 with compiling_for_hopper(), CompileWatch(compiled.append):
     eager.warm_up()
     graphs.warm_up()
+    slot_round.warm_up_slots(head, pool, slot_round.StatusNumbers(*range(1, 9)))
     first, captured = len(compiled), graphs.num_captured
     for batch in (1, 2, 3, 4, 16, 17, 33, 64):
         for begin in (0, 1, 15, 16, 17, 64, 3000, 16000):
@@ -79,6 +101,7 @@ with compiling_for_hopper(), CompileWatch(compiled.append):
     for pairs in (1, 7, 15, 16, 17, 64, 65, 333, 1000, 1024, 1500):
         eager.run([entry(pairs, 0, 0)])
         eager.run([entry(pairs, 5, 2)] * 3)
+    slot_rounds()
 print(json.dumps({"first": first, "later": compiled[first:], "captured": graphs.num_captured - captured}))
 """
 

@@ -26,6 +26,9 @@ from drafter_kernels.draft_chain.reference import (
 # Of the wishes, in order: all but the floor and whether drafts are kept.
 _BEGINNING: Final = 6
 
+# Pairs or drafts up to which one kernel serves all.
+_FEW: Final = 16
+
 
 def begin_chains(
     wishes: ChainWishes,
@@ -66,8 +69,8 @@ def begin_chains(
         drafts,
         wishes.page_table.shape[1],
         PAGE=page_rows,
-        BLOCK_R=next_power_of_2(most),
-        BLOCK_K=next_power_of_2(drafts),
+        BLOCK_R=max(_FEW, next_power_of_2(most)),
+        BLOCK_K=max(_FEW, next_power_of_2(drafts)),
         num_warps=1,
         **launch_options(overlaps=overlaps),
     )
