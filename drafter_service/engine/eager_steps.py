@@ -55,17 +55,26 @@ class KernelSteps:
     Args:
         head: its weights.
         pool: remembers.
-        max_batch: most chains.
-        forward: the kernels; None = those of the head's device.
+        max_batch: most chains that are expected.
     """
 
-    def __init__(self, head: MtpHead, pool: KvPool, max_batch: int, forward: KernelForward | None = None) -> None:
+    def __init__(self, head: MtpHead, pool: KvPool, max_batch: int) -> None:
         self._device, self._dtype = head.device, head.dtype
         self._width, self._hidden_width = head.config.hidden_size, head.config.hidden_width
         self._words = -(-head.config.vocab_size // 32)
+        self._weights, self._pages = KernelWeights.of(head), pool.pages(0)
         self._max_batch = max_batch
-        self._forward = forward or KernelForward(KernelWeights.of(head), pool.pages(0), max_batch, ABSORB_ROWS)
-        self.absorb = self._forward.absorb
+        self._forward = self._make(max_batch)
+
+    def _make(self, batch: int) -> KernelForward:
+        return KernelForward(self._weights, self._pages, batch, ABSORB_ROWS)
+
+    def absorb(self, tokens: Tensor, hiddens: Tensor, keys: Tensor, slots: Tensor, ends: Tensor) -> Tensor:
+        """As the protocol's."""
+        if len(ends) > self._max_batch:  # of whoever did not say how many there would be
+            self._max_batch = len(ends)
+            self._forward = self._make(len(ends))
+        return self._forward.absorb(tokens, hiddens, keys, slots, ends)
 
     def absorb_drafts(self, tokens: Tensor, hiddens: Tensor, keys: Tensor, slots: Tensor) -> Tensor:
         """As the protocol's. A copy: kernels load what begins anywhere more slowly, and compile for it."""

@@ -24,7 +24,7 @@ class EagerRunner:
     Args:
         head: computes.
         pool: remembers.
-        max_batch: most entries, where kernels need to know.
+        max_batch: most entries that are expected.
         steps: computes in the head's place; None = as the head does.
     """
 

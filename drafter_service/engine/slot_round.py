@@ -212,7 +212,8 @@ def capture_slot_round(
     if head.device.type != "cuda":
         return LaunchedRound(made, made.run)
     copies = replace(place, arena=torch.zeros_like(place.arena), states=place.states.clone())
-    warm = SlotRound(head, pool, shape, copies, forward)
+    # With buffers of its own: rounds of the lane may be under way in those that it shares.
+    warm = SlotRound(head, pool, shape, copies)
     return LaunchedRound(made, capture(made.run, head.device, memory.handle, warm=warm.run))
 
 

@@ -187,6 +187,7 @@ def assemble(
     loss.when_lost(metrics.device_fault)
     runner = DeviceWatch(wrap_runner(switch), device, metrics.device_fault, loss.mark, clock)
     _test(config, head, pool, runner, clock)
+    _give_back(device)
     engine = _engine(config, head, pool, runner, metrics=metrics, clock=clock)
     engine.start()
     assembly = Assembly(config, head, pool, engine, runner, switch=switch, loss=loss, metrics=metrics, clock=clock)
@@ -271,9 +272,17 @@ def _test(config: ServiceConfig, head: MtpHead, pool: KvPool, runner: Runner, cl
 
 def _load(plan: HeadPlan, device: torch.device) -> MtpHead:
     try:
-        return load_planned_head(plan, device)
+        head = load_planned_head(plan, device)
     except SafetensorError as error:
         raise ConfigError(f"{plan.checkpoint}: the tensors cannot be read: {error}") from error
+    _give_back(device)
+    return head
+
+
+def _give_back(device: torch.device) -> None:
+    """Returns to the driver what PyTorch keeps of memory that only loading and testing needed."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _device(config: ServiceConfig) -> torch.device:

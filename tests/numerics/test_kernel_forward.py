@@ -17,6 +17,7 @@ from drafter_kernels import Backend
 from drafter_service.engine import eager_steps, forwards
 from drafter_service.engine import operations as ops
 from drafter_service.engine.graph_runner import GraphLimits, GraphRunner
+from drafter_service.engine.runner import EagerRunner
 from drafter_service.heads import BodyPrecision, LmHeadPrecision, MtpHead, load_head, oracle_draft, plan_head
 from drafter_service.heads.kernel_forward import KernelForward
 from round_story import Story
@@ -186,4 +187,18 @@ def test_long_prompts_are_absorbed_part_by_part(tmp_path, kernels, monkeypatch, 
     (written,) = books.ask(write(sequence, 2, 60, tokens[60:], hiddens[60:], 3))
     pairs = {key: (token, hiddens[key]) for key, token in enumerate(tokens)}
     assert expect_oracle(head, pairs, written.drafts, 3) == 3
+    books.close()
+
+
+def test_a_batch_larger_than_expected_drafts_like_the_plain_runner(tmp_path, kernels):
+    write_tiny_checkpoint(tmp_path, seed=5)
+    kernels(Backend.REFERENCE)
+    head = load_head(tmp_path, packed=True)
+    books = Books(head, max_batch=8, wrap_runner=lambda _, *parts: EagerRunner(*parts, max_batch=2))
+    story = Story(books, 4, num_sequences=7)
+    entries = [story.entry(sequence) for sequence in story.ids]
+    outcomes = books.ask(*entries)
+    for sequence, entry, outcome in zip(story.ids, entries, outcomes, strict=True):
+        count = entry.drafts.num_drafts
+        assert expect_oracle(head, story.pairs[sequence], outcome.drafts, count) == count
     books.close()
