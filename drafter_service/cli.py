@@ -211,6 +211,7 @@ def _add_bench(commands: _Commands) -> None:
 def _add_gpu_benches(kinds: _Commands) -> tuple[_Parser, _Parser]:
     tax = kinds.add_parser("tax", help="GPU: what drafting in another process adds to a target's step")
     tax.add_argument("--modes", nargs="+", choices=("timesliced", "mps", "peer"), default=("timesliced", "mps"))
+    tax.add_argument("--drafter-device", type=_count(1, 63), help="the service's GPU beside the target's 0: mode peer")
     tax.add_argument(
         "--verify-ms", type=_seconds, nargs="+", default=(2.0, 6.0, 12.0), help="lengths of the verify (default 2 6 12)"
     )
@@ -438,12 +439,14 @@ def _bench_tax(flags: argparse.Namespace) -> int:
     from drafter_service.bench.tax_measure import TaxRun
 
     run = TaxRun(tuple(flags.verify_ms), flags.steps, flags.turns, vocab_size=flags.vocab_size, dry=flags.dry)
+    plan = tax.TaxPlan(("peer",) if flags.drafter_device else tuple(flags.modes), run, flags.drafter_device or 1)
     try:
-        figures = tax.measure_tax(tax.TaxPlan(tuple(flags.modes), run), tell=_tell)
+        figures = tax.measure_tax(plan, tell=_tell)
     except tax.TaxError as error:
         raise ConfigError(str(error)) from error
-    words = ["--modes", *flags.modes, "--verify-ms", *(f"{one:g}" for one in flags.verify_ms)]
+    words = ["--modes", *plan.modes, "--verify-ms", *(f"{one:g}" for one in flags.verify_ms)]
     words += ["--steps", str(flags.steps), "--turns", str(flags.turns), "--vocab-size", str(flags.vocab_size)]
+    words += ["--drafter-device", str(plan.drafter_device)] if "peer" in plan.modes else []
     command = f"drafter-service bench tax {' '.join(words)}{' --dry' if flags.dry else ''} --json"
     return _report("tax", command, figures, tax.describe, as_json=flags.json)
 

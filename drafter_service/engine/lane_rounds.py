@@ -22,7 +22,9 @@ from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.slot_round import NUM_MIRROR_WORDS, LaunchedRound, SlotPlace, capture_slot_round
 from drafter_service.heads import MtpHead
 from drafter_service.memory.device_loss import DeviceLoss
+from drafter_service.memory.device_view import on_device
 from drafter_service.memory.lanes import Lane, LaneObserver, LaneWork, Watchdog
+from drafter_service.memory.layout import NONCE_BYTES
 from drafter_service.state.pool import KvPool
 from specdraft.errors import Reason, SpecdraftError, make_error
 
@@ -64,6 +66,21 @@ class LaneContext:
     indices: dict[bytes, int] = field(default_factory=dict)
     free_indices: list[int] = field(default_factory=list)
     graph_memory: Any = None
+
+    @property
+    def nonce(self) -> Tensor:
+        """The arena's 16 bytes that prove mappings."""
+        begin = self.place.layout.nonce
+        return self.place.arena[begin : begin + NONCE_BYTES]
+
+
+@torch.inference_mode()
+def _invert(values: Tensor) -> None:
+    values.bitwise_not_()
+
+
+def _nothing() -> None:
+    pass
 
 
 class LaneDesk:
@@ -131,6 +148,15 @@ class LaneDesk:
         self._contexts[context.lane] = context
         self.watchdog.watch(context.lane)
 
+    @torch.inference_mode()
+    def warm_up(self, place: SlotPlace, num_slots: int, num_pairs: int) -> None:
+        """Makes rounds of every batch in a place that is nobody's, before there are calls."""
+        with on_device(self._head.device):
+            _invert(torch.zeros(NONCE_BYTES, dtype=torch.uint8, device=self._head.device))
+            for shape in self._first_shapes(num_pairs, num_slots):
+                if shape.drafts == num_pairs - 1:
+                    capture_slot_round(self._head, self._pool, shape, place).launch()
+
     def _first_shapes(self, num_pairs: int, num_slots: int) -> Iterator[RoundShape]:
         """Every batch and number of drafts for sequences that are not long, and for the others what is likeliest."""
         most = bucket(num_slots, self._max_batch)
@@ -162,6 +188,20 @@ class LaneDesk:
         with self._lock:
             self._pending.update((write.session_id, write.sequence_id) for write in writes)
         self._later(partial(self._plan, context, ticket, writes, on_done))
+
+    def begin_proof(self, context: LaneContext, ticket: int, ready_timeout_s: float) -> None:
+        """Takes a round that inverts the arena's nonce on the device and does no more. Raises if it is refused."""
+        try:
+            context.lane.take(ticket, ready_timeout_s, is_counted=False)
+        except SpecdraftError:
+            self._later(partial(self._pump, context))
+            raise
+
+        def plan() -> None:
+            context.works[ticket] = LaneWork(_nothing, partial(_invert, context.nonce), _nothing)
+            self._pump(context)
+
+        self._later(plan)
 
     def accept(self, call: Call) -> None:
         """`Engine.accept`, as soon as no round of the call's sequences is under way."""
@@ -199,7 +239,8 @@ class LaneDesk:
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
-            action()
+            with on_device(self._head.device):
+                action()
         except Exception as error:
             self._loss.seen(error)
             raise

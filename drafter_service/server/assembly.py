@@ -25,6 +25,7 @@ from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.heads import HeadPlan, MtpHead, load_planned_head
 from drafter_service.memory import DescriptorServer
 from drafter_service.memory.device_loss import DeviceLoss
+from drafter_service.memory.device_view import on_device
 from drafter_service.memory.gpu import GpuMemory
 from drafter_service.memory.hiddens import embedding_bytes
 from drafter_service.server.calls import Calls
@@ -131,6 +132,8 @@ class Assembly:
                 observer=self._metrics,
             )
             self._lanes = calls.lanes = LaneCalls(desk, facts, self.gpu, self._descriptors, self._clock)
+            if self.head.device.type == "cuda":
+                self._lanes.warm_up()
         handshake = Handshake(facts, self._descriptors, self.gpu, lambda: self.switch.kind)
         return Parts(self.engine, calls, self.sessions, handshake, self._metrics, tracing)
 
@@ -176,10 +179,11 @@ def assemble(
         torch.set_num_threads(config.torch_threads)
     device = _device(config)
     began = clock()
-    head = _load(plan, device)
-    pool = _pool(config, head, device)
-    loss = DeviceLoss()
-    switch = _runners(config, head, pool, loss, metrics)
+    with on_device(device):
+        head = _load(plan, device)
+        pool = _pool(config, head, device)
+        loss = DeviceLoss()
+        switch = _runners(config, head, pool, loss, metrics)
     loss.when_lost(metrics.device_fault)
     runner = DeviceWatch(wrap_runner(switch), device, metrics.device_fault, loss.mark, clock)
     _test(config, head, pool, runner, clock)
