@@ -186,5 +186,5 @@ def test_the_ptx_of_a_block_s_product_says_the_same():
         found = run_ptx(kernel.DOT16.value, {"$1": int(words[row, 0]), **pairs})
         exact = float(values[row] @ x[row].double())
         size = float(values[row].abs() @ x[row].double().abs())
-        # In each of two lanes four roundings of at most half a float16's step of a partial sum, of each word and then one.
+        # In each of two lanes four roundings by at most half a step of a partial sum, and one of both words.
         assert abs(found["$0"] * kernel.DOT8_LACKS.value - exact) <= 5 * 2**-11 * size

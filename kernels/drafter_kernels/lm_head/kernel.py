@@ -80,6 +80,7 @@ def dense_kernel(
     x,
     weight,
     scales,
+    row_scales,
     draft_ids,
     masks,
     mask_index,
@@ -98,7 +99,7 @@ def dense_kernel(
     BK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """First stage for weights of a float type, with float32 row scales [N] or without: x [M, K], M <= BM."""
+    """First stage for weights of a float type: x [M, K], M <= BM. HAS_SCALES: float32 a row of each."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -121,6 +122,7 @@ def dense_kernel(
         acc = tl.dot(w.to(DOT), tl.trans(part.to(DOT)), acc, input_precision="ieee")
     if HAS_SCALES:
         acc *= tl.load(scales + rows, mask=inside, other=0.0)[:, None]
+        acc *= tl.load(row_scales + m, mask=m < M, other=0.0)[None, :]
     first = tl.program_id(0) * BN
     allowed = _allowed(first, m, num_rows, M, draft_ids, masks, mask_index, mask_words, HAS_IDS, HAS_MASK, BN)
     best, best_row, total = _fold(acc, allowed, rows, best, best_row, total)

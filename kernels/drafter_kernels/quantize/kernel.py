@@ -136,7 +136,7 @@ def dot8(words, x0, x1, x2, x3, PTX: tl.constexpr):
 
 
 # The same places in fewer instructions, from register {a} into t: one multiplication shifts sign and magnitude by
-# different widths at once. What else it leaves is cut off, and its carries end below bit 25, where the next code begins.
+# different widths at once. What else it leaves is cut off; carries end below bit 25, where the next code begins.
 _FLOAT16_PLACES = (
     "and.b32 t, {a}, 0x8E008E00;",
     "shl.b32 t, {a}, 3; and.b32 t, t, 0x8E008E00;",
