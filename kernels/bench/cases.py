@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -25,6 +25,7 @@ from drafter_kernels.lm_head import (
     lm_head_reference,
     plan_lm_head,
 )
+from drafter_kernels.lm_head.plan import HopperPlan, plan_portable
 from drafter_kernels.paged_attention import (
     AttentionPlan,
     AttentionWorkspace,
@@ -185,30 +186,23 @@ def _lm_head_error(  # noqa: PLR0917  # what a call was made of
 
 
 def _lm_head_plans(weight: object, batch: int) -> dict[str, LmHeadPlan]:
-    """Few, since each costs a compilation: what the notes predict to be best, and its neighbours."""
+    """Few, since each costs a compilation: kernels that run anywhere, kernels that overlap, and neighbours."""
     if type(weight).__name__ != "PackedNvfp4":
         return {}
-    if batch == 1:
-        return {
-            "vector 4x512 overlap": LmHeadPlan(4, 512, 4, 2, is_vector=True, tiles=8, overlaps=True),
-            "vector 8x512 w4": LmHeadPlan(8, 512, 4, 2, is_vector=True, tiles=4),
-            "vector 8x512 w8": LmHeadPlan(8, 512, 8, 2, is_vector=True, tiles=4),
-            "vector 4x512 tiles 1": LmHeadPlan(4, 512, 4, 2, is_vector=True, tiles=1),
-            "dot 64x32 s3": LmHeadPlan(64, 32, 4, 3),
-            "dot 64x32 s4": LmHeadPlan(64, 32, 4, 4),
-            "dot 64x64 s3": LmHeadPlan(64, 64, 4, 3),
-        }
-    if batch <= 16:
-        return {
-            "dot 64x32 s4": LmHeadPlan(64, 32, 4, 4),
-            "dot 128x32 w8": LmHeadPlan(128, 32, 8, 3),
-            "dot 64x64 s3": LmHeadPlan(64, 64, 4, 3),
-        }
-    return {
-        "dot 64x16 w4": LmHeadPlan(64, 16, 4, 3),
-        "dot 128x16 w8 s4": LmHeadPlan(128, 16, 8, 4),
-        "dot 128x32 w8 s2": LmHeadPlan(128, 32, 8, 2),
-    }
+    plan = plan_lm_head(weight, batch)
+    found = {"portable": plan_portable(batch), "overlap": replace(plan, overlaps=True)}
+    if isinstance(plan, HopperPlan):
+        wide = replace(plan, programs=plan.programs // 3 * 2, max_registers=248)
+        match batch:
+            case 1:
+                found["8 warps"] = replace(plan, block_rows=16, num_warps=8, programs=264, max_registers=128)
+            case _ if batch <= 8:
+                found["2 a multiprocessor"] = wide
+            case _ if batch <= 16:
+                found["3 a multiprocessor"] = replace(plan, programs=396, max_registers=168)
+            case _ if batch <= 32:
+                found["64 words"] = replace(wide, block_columns=64)
+    return found
 
 
 # linear

@@ -95,7 +95,9 @@ def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def is_triton_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+    """Gluon is Triton's own: the same compiler, with layouts written out."""
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    return any("triton.jit" in decorator or "gluon.jit" in decorator for decorator in decorators)
 
 
 def test_top_level_folders_are_exactly_the_known_ones():

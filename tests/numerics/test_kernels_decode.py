@@ -82,9 +82,10 @@ def run_ptx(  # noqa: C901, PLR0912  # one case an instruction
         name, _, rest = line.strip().partition(" ")
         where, *given = [part.strip() for part in rest.split(",")] if "{" not in rest else ["", rest]
         match name.split("."):
-            case ["mov", "b32"] if "{" in rest:
-                low, high, source = re.fullmatch(r"\{(\w+), (\w+)\}, (\w+)", rest).groups()
-                found[low], found[high] = found[source] & 0xFFFF, found[source] >> 16
+            case ["mov", "b32" | "b64" as size] if "{" in rest:
+                low, high, source = re.fullmatch(r"\{([\w$]+), ([\w$]+)\}, ([\w$]+)", rest).groups()
+                width = int(size[1:]) // 2
+                found[low], found[high] = found[source] & (1 << width) - 1, found[source] >> width
             case ["mov", "b32"]:
                 found[where] = read(given[0])
             case ["and", "b32"]:
@@ -100,6 +101,10 @@ def run_ptx(  # noqa: C901, PLR0912  # one case an instruction
                 joined = (read(given[0]) | read(given[1]) << 32).to_bytes(8, "little")
                 selector = read(given[2])
                 found[where] = int.from_bytes(bytes(joined[selector >> 4 * i & 7] for i in range(4)), "little")
+            case ["mul", "lo", "u32"]:
+                found[where] = read(given[0]) * read(given[1]) & 0xFFFFFFFF
+            case ["add", "rn", kind]:
+                found[where] = register(lanes(read(given[0]), kind) + lanes(read(given[1]), kind), kind)
             case ["mul", "rn", kind]:
                 found[where] = register(lanes(read(given[0]), kind) * lanes(read(given[1]), kind), kind)
             case ["fma", "rn", kind]:
@@ -152,3 +157,34 @@ def test_the_ptx_of_the_product_says_the_same():
             size = float(values[row, 8 * word : 8 * word + 8].double().abs() @ torch.from_numpy(np.abs(part)))
             # Three roundings of at most half a float16's step of a partial sum in each of two lanes.
             assert abs(found["$0"] * kernel.DOT8_LACKS.value - exact) <= 4 * 2**-11 * size
+
+
+def test_the_ptx_of_neighbours_says_the_same():
+    weight = every_scale()
+    words, expected = pack_nvfp4(weight).words, dequantize_nvfp4(weight)
+    for row in range(127):
+        scale = float(weight.block_scales[row, 0].float()) * kernel.FLOAT16_UP.value
+        given = {"$3": register(np.array([scale, scale]), "f16x2")}
+        for word in range(6):
+            given["$2"] = int(words[row, word]) & 0xFFFFFFFF
+            found = [run_ptx(text, given) for text in kernel.FLOAT16_NEIGHBOURS.value]
+            halves = np.array([pair[name] for pair in found for name in ("$0", "$1")], dtype=np.uint16)
+            values = halves.view(np.float16).astype(np.float64) * kernel.FLOAT16_LACKS.value
+            assert np.array_equal(values, expected[row, 8 * word : 8 * word + 8].numpy()), (row, word)
+
+
+def test_the_ptx_of_a_block_s_product_says_the_same():
+    generator = torch.Generator().manual_seed(2)
+    weight = quantize_nvfp4(torch.randn(20, 16, generator=generator) * 3)
+    words = pack_nvfp4(weight).words.numpy().view(np.uint64)
+    ones = Nvfp4Weight(weight.codes, torch.ones(20, 1).to(torch.float8_e4m3fn), torch.tensor(1.0))
+    values = dequantize_nvfp4(ones).double()
+    x = (torch.randn(20, 16, generator=generator) * 2000).half()
+    for row in range(20):
+        part = x[row].numpy().astype(np.float64).reshape(2, 4, 2)
+        pairs = {f"${2 + i}": register(part[0, i], "f16x2") | register(part[1, i], "f16x2") << 32 for i in range(4)}
+        found = run_ptx(kernel.DOT16.value, {"$1": int(words[row, 0]), **pairs})
+        exact = float(values[row] @ x[row].double())
+        size = float(values[row].abs() @ x[row].double().abs())
+        # In each of two lanes four roundings by at most half a step of a partial sum, and one of both words.
+        assert abs(found["$0"] * kernel.DOT8_LACKS.value - exact) <= 5 * 2**-11 * size

@@ -8,6 +8,7 @@ import torch
 from drafter_kernels import CompileWatch
 from drafter_kernels.linear import InputNorm, LinearWorkspace, linear, linear_reference, plan_linear
 from drafter_kernels.lm_head import LmHeadPlan, LmHeadWorkspace, lm_head, lm_head_reference, plan_lm_head
+from drafter_kernels.lm_head.plan import plan_portable
 from drafter_kernels.paged_attention import AttentionWorkspace, paged_attention, paged_attention_into, plan_attention
 from drafter_kernels.quantize import pack_nvfp4, quantize_fp8, quantize_nvfp4
 from kernel_backends import relative_error, unwritten
@@ -37,11 +38,11 @@ def packed_vocabulary(generator, rows=VOCAB):
     return pack_nvfp4(quantize_nvfp4(normal(generator, rows, HIDDEN, scale=HIDDEN**-0.5)))
 
 
-@pytest.mark.parametrize("batch", [1, 2, 8, 17, 64])
+@pytest.mark.parametrize("batch", [1, 2, 8, 16, 17, 64])
 def test_the_lm_head_of_a_real_vocabulary(generator, batch):
     weight = packed_vocabulary(generator)
     x = normal(generator, batch, HIDDEN, scale=3.0)
-    plans = [plan_lm_head(weight, batch)]
+    plans = [plan_lm_head(weight, batch), plan_portable(batch)]
     if batch == 1:
         plans.append(LmHeadPlan(64, 32, 4, 3))  # with tensor cores
     expected_ids, expected = lm_head_reference(x, weight)
@@ -127,10 +128,10 @@ def test_nothing_is_compiled_for_a_live_batch(generator):
         lm_head(x, weight, ids, torch.empty(batch, device=DEVICE), workspace)
         linear(x, body, torch.empty_like(x), linear_workspace)
 
-    for bucket in (1, 16, 32, 64):
+    for bucket in (1, 8, 16, 32, 64):
         run(bucket)
     compiled: list[str] = []
     with CompileWatch(compiled.append):
-        for batch in (1, 2, 3, 4, 15, 16, 17, 31, 33, 64):
+        for batch in (1, 2, 3, 4, 9, 15, 16, 17, 31, 33, 64):
             run(batch)
     assert compiled == []

@@ -13,21 +13,39 @@ _NO_ROW = tl.constexpr(2147483647)
 
 
 @triton.jit
-def _allowed(rows, m, num_rows, M, draft_ids, masks, mask_index, WORDS, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr):
-    """Which of rows [BN] may be drafted by row m [BM] of x: bool [BN, BM]."""
+def _allowed(
+    first,
+    m,
+    num_rows,
+    M,
+    draft_ids,
+    masks,
+    mask_index,
+    WORDS,
+    HAS_IDS: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """Which of BN rows from `first` on, a multiple of BN, may be drafted by row m [BM] of x: bool [BN, BM]."""
+    rows = first + tl.arange(0, BN)
     inside = rows < num_rows
     allowed = inside[:, None] & (m < M)[None, :]
     if HAS_MASK:
-        ids = rows
-        if HAS_IDS:
-            ids = tl.load(draft_ids + rows, mask=inside, other=0)
         chosen = tl.load(mask_index + m, mask=m < M, other=-1).to(tl.int64)
-        word = tl.load(
-            masks + chosen[None, :] * WORDS + (ids // 32)[:, None],
-            mask=allowed & (chosen >= 0)[None, :],
-            other=-1,
-        )
-        allowed = allowed & (((word >> (ids % 32)[:, None]) & 1) == 1)
+        base = masks + chosen[None, :] * WORDS
+        if HAS_IDS or BN % 32 != 0:
+            ids = rows
+            if HAS_IDS:
+                ids = tl.load(draft_ids + rows, mask=inside, other=0)
+            word = tl.load(base + (ids // 32)[:, None], mask=allowed & (chosen >= 0)[None, :], other=-1)
+            allowed = allowed & (((word >> (ids % 32)[:, None]) & 1) == 1)
+        else:
+            # Each word once, and its bits spread in registers: a gather for every row takes 64-bit addresses for each.
+            number = first // 32 + tl.arange(0, BN // 32)
+            has_word = (number < WORDS)[:, None] & (chosen >= 0)[None, :]
+            word = tl.load(base + number[:, None], mask=has_word, other=-1)
+            bits = (word[:, None, :] >> tl.arange(0, 32)[None, :, None]) & 1
+            allowed = allowed & (tl.reshape(bits, (BN, m.shape[0])) == 1)
     return allowed
 
 
@@ -62,6 +80,7 @@ def dense_kernel(
     x,
     weight,
     scales,
+    row_scales,
     draft_ids,
     masks,
     mask_index,
@@ -80,7 +99,7 @@ def dense_kernel(
     BK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """First stage for weights of a float type, with float32 row scales [N] or without: x [M, K], M <= BM."""
+    """First stage for weights of a float type: x [M, K], M <= BM. HAS_SCALES: float32 a row of each."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -103,7 +122,9 @@ def dense_kernel(
         acc = tl.dot(w.to(DOT), tl.trans(part.to(DOT)), acc, input_precision="ieee")
     if HAS_SCALES:
         acc *= tl.load(scales + rows, mask=inside, other=0.0)[:, None]
-    allowed = _allowed(rows, m, num_rows, M, draft_ids, masks, mask_index, mask_words, HAS_IDS, HAS_MASK)
+        acc *= tl.load(row_scales + m, mask=m < M, other=0.0)[None, :]
+    first = tl.program_id(0) * BN
+    allowed = _allowed(first, m, num_rows, M, draft_ids, masks, mask_index, mask_words, HAS_IDS, HAS_MASK, BN)
     best, best_row, total = _fold(acc, allowed, rows, best, best_row, total)
     _store_partials(partials, partial_rows, best, best_row, total, m, M)
 
@@ -168,7 +189,8 @@ def nvfp4_kernel(
             value = decode(w, ready, SLOT, tl.float16, PTX)
             acc = tl.dot(value, tl.load(part + SLOT * KW, mask=has_x, other=0.0), acc)
     acc *= row_scale[None, :]
-    allowed = _allowed(rows, m, num_rows, M, draft_ids, masks, mask_index, mask_words, HAS_IDS, HAS_MASK)
+    first = tl.program_id(0) * BN
+    allowed = _allowed(first, m, num_rows, M, draft_ids, masks, mask_index, mask_words, HAS_IDS, HAS_MASK, BN)
     best, best_row, total = _fold(acc, allowed, rows, best, best_row, total)
     _store_partials(partials, partial_rows, best, best_row, total, m, M)
 
@@ -206,7 +228,8 @@ def nvfp4_vector_kernel(
     total = tl.zeros((1,), tl.float32)
     scale = tl.load(tensor_scale) * tl.load(row_scales) * DOT8_LACKS
     for tile in range(TILES):
-        rows = (tl.program_id(0) * TILES + tile) * BN + tl.arange(0, BN)
+        first = (tl.program_id(0) * TILES + tile) * BN
+        rows = first + tl.arange(0, BN)
         inside = rows < num_rows
         base = words + rows[:, None].to(tl.int64) * KW
         scale_base = block_scales + rows[:, None].to(tl.int64) * (KW // 2)
@@ -229,7 +252,7 @@ def nvfp4_vector_kernel(
             product = dot8(w, x0, x1, x2, x3, PTX)
             acc += tl.sum(tl.reshape(product, (BN, BK // 2, 2)), 2) * s.to(tl.float32)
         logits = tl.sum(acc, 1)[:, None] * scale
-        allowed = _allowed(rows, m, num_rows, 1, draft_ids, masks, mask_index, mask_words, HAS_IDS, HAS_MASK)
+        allowed = _allowed(first, m, num_rows, 1, draft_ids, masks, mask_index, mask_words, HAS_IDS, HAS_MASK, BN)
         best, best_row, total = _fold(logits, allowed, rows, best, best_row, total)
     _store_partials(partials, partial_rows, best, best_row, total, m, 1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -15,51 +14,24 @@ from drafter_kernels.dispatch import (
     check_tensor,
     is_interpreted,
     launch_options,
-    next_power_of_2,
     uses_triton,
+)
+from drafter_kernels.lm_head.plan import (
+    MAX_ROWS,
+    HopperPlan,
+    LmHeadPlan,
+    plan_lm_head,
+    weight_data,
+    weight_shape,
 )
 from drafter_kernels.lm_head.reference import GrammarMasks, LmHeadWeight, lm_head_reference
 from drafter_kernels.quantize import BLOCK_SIZE, Fp8Weight, PackedNvfp4
 from drafter_kernels.rms_norm import RowNorm
 from drafter_kernels.rms_norm.op import Packing, launch_rms_norm
 
-MAX_ROWS: Final = 64
-"""Rows of x that one call takes."""
-
 _REDUCE_BLOCK: Final = 1024
-
-
-@dataclass(frozen=True)
-class LmHeadPlan:
-    """How the first stage is cut: rows of the weight a program, columns (words for NVFP4) a step, and Triton's options.
-
-    `is_vector`: without tensor cores, for one row of x and NVFP4; then a program takes `tiles` tiles one after the
-    other. `overlaps`: kernels start while the one before them drains (programmatic dependent launch).
-    """
-
-    block_rows: int
-    block_columns: int
-    num_warps: int
-    num_stages: int
-    is_vector: bool = False
-    tiles: int = 1
-    overlaps: bool = False
-
-    def num_programs(self, num_rows: int) -> int:
-        """Programs of the first stage."""
-        return -(-num_rows // (self.block_rows * self.tiles))
-
-
-def plan_lm_head(weight: LmHeadWeight, batch: int) -> LmHeadPlan:
-    """The plan for `batch` rows of x: one for each kind of weight and bucket of the batch (1, 16, 32 or 64 rows)."""
-    if isinstance(weight, PackedNvfp4):
-        if batch == 1:
-            return LmHeadPlan(4, 512, num_warps=4, num_stages=2, is_vector=True, tiles=8)
-        return LmHeadPlan(64, 32, 4, 3) if batch <= 32 else LmHeadPlan(128, 16, 8, 3)
-    wide = not isinstance(weight, Fp8Weight) and weight.element_size() == 4
-    if wide:
-        return LmHeadPlan(64, 32, 4, 2)
-    return LmHeadPlan(64, 128 if batch <= 16 else 64, 4, 4)
+# Words of a row that a warp multiplies at a time.
+_HOPPER_WORDS: Final = 32
 
 
 class LmHeadWorkspace:
@@ -71,15 +43,15 @@ class LmHeadWorkspace:
     def __init__(self, weight: LmHeadWeight, max_batch: int, plans: tuple[LmHeadPlan, ...] | None = None) -> None:
         if not 1 <= max_batch <= MAX_ROWS:
             raise ValueError(f"an LM head takes 1 to {MAX_ROWS} rows, not {max_batch}")
-        rows, columns = _shape(weight)
-        device = _device(weight)
-        plans = plans or tuple(plan_lm_head(weight, batch) for batch in (1, 16, 32, max_batch))
+        rows, columns = weight_shape(weight)
+        device = weight_data(weight).device
+        plans = plans or tuple(plan_lm_head(weight, batch) for batch in (1, 8, 16, 32, max_batch))
         programs = max(plan.num_programs(rows) for plan in plans)
         self.max_batch = max_batch
         self.num_programs = programs
         self.partials = torch.empty(2 * max_batch * programs, dtype=torch.float32, device=device)
         self.partial_rows = torch.empty(max_batch * programs, dtype=torch.int32, device=device)
-        is_packed = isinstance(weight, PackedNvfp4)
+        is_packed = isinstance(weight, PackedNvfp4 | Fp8Weight)
         self.packed = torch.empty(max_batch * columns if is_packed else 0, dtype=torch.float16, device=device)
         self.row_scales = torch.empty(max_batch, dtype=torch.float32, device=device)
 
@@ -110,7 +82,7 @@ def lm_head(
     `workspace` is needed by the kernels alone. Nothing is allocated, nothing is read back: the call can be captured
     in a graph. Raises ValueError naming what does not fit.
     """
-    count = _shape(weight)[0] if num_rows is None else num_rows
+    count = weight_shape(weight)[0] if num_rows is None else num_rows
     _check(x, weight=weight, out_ids=out_ids, out_logprobs=out_logprobs, count=count, norm=norm)
     _check_choice(weight, out_ids, draft_ids, masks)
     if not uses_triton(x, backend):
@@ -122,7 +94,7 @@ def lm_head(
     programs = plan.num_programs(count)
     if workspace is None or len(x) > workspace.max_batch or programs > workspace.num_programs:
         raise ValueError(f"lm_head: no workspace for {len(x)} rows of x and {programs} programs")
-    check_aligned(x=x, weight=_data(weight))
+    check_aligned(x=x, weight=weight_data(weight))
     _prepare(x, weight, workspace, norm, plan)
     options = _first_stage_options(workspace, count, draft_ids, masks, plan)
     _first_stage(x if norm is None else norm.out, weight, workspace, plan, options, (programs,))
@@ -132,9 +104,7 @@ def lm_head(
 def _prepare(
     x: Tensor, weight: LmHeadWeight, workspace: LmHeadWorkspace, norm: RowNorm | None, plan: LmHeadPlan
 ) -> None:
-    packing = Packing.NONE
-    if isinstance(weight, PackedNvfp4):
-        packing = Packing.PAIRS if plan.is_vector else Packing.ELEMENTS
+    packing = _packing(weight, plan)
     if packing is not Packing.NONE or norm is not None:
         launch_rms_norm(
             x,
@@ -146,12 +116,24 @@ def _prepare(
         )
 
 
+def _packing(weight: LmHeadWeight, plan: LmHeadPlan) -> Packing:
+    """How the first stage takes x."""
+    if isinstance(weight, Fp8Weight):
+        return Packing.ROWS
+    if not isinstance(weight, PackedNvfp4):
+        return Packing.NONE
+    if plan.is_vector:
+        return Packing.PAIRS
+    return Packing.FRAGMENTS if isinstance(plan, HopperPlan) else Packing.ELEMENTS
+
+
 def _first_stage_options(
     workspace: LmHeadWorkspace, count: int, draft_ids: Tensor | None, masks: GrammarMasks | None, plan: LmHeadPlan
 ) -> dict[str, Any]:
     """What all kernels of the first stage take."""
     placeholder = workspace.partial_rows
     return {
+        "row_scales": workspace.row_scales,
         "draft_ids": placeholder if draft_ids is None else draft_ids,
         "masks": placeholder if masks is None else masks.words,
         "mask_index": placeholder if masks is None else masks.rows,
@@ -162,14 +144,13 @@ def _first_stage_options(
         "HAS_IDS": draft_ids is not None,
         "HAS_MASK": masks is not None,
         "BN": plan.block_rows,
-        "BK": plan.block_columns,
         "num_warps": plan.num_warps,
         "num_stages": plan.num_stages,
         **launch_options(overlaps=plan.overlaps),
     }
 
 
-def _first_stage(  # noqa: PLR0917  # what the launches of the three kernels are made of
+def _first_stage(  # noqa: PLR0917  # what the launches of the kernels are made of
     x: Tensor,
     weight: LmHeadWeight,
     workspace: LmHeadWorkspace,
@@ -177,29 +158,59 @@ def _first_stage(  # noqa: PLR0917  # what the launches of the three kernels are
     options: dict[str, Any],
     grid: tuple[int],
 ) -> None:
+    bucket = {"M": len(x), "BM": plan.bucket(len(x))}
+    if not isinstance(weight, PackedNvfp4):
+        _dense_stage(x, weight, workspace, options | bucket | {"BK": plan.block_columns}, grid)
+        return
+    assert len(x) == 1 or not plan.is_vector
+    options |= {"block_scales": weight.block_scales, "tensor_scale": weight.tensor_scale}
+    if isinstance(plan, HopperPlan):
+        _hopper_stage(weight.words, workspace, plan, options if plan.is_vector else options | bucket, grid)
+        return
     from drafter_kernels.lm_head import kernel
+
+    options |= {"words": weight.words, "KW": weight.words.shape[1], "BK": plan.block_columns}
+    options["PTX"] = not is_interpreted()
+    if plan.is_vector:
+        kernel.nvfp4_vector_kernel[grid](workspace.packed.view(torch.int32), TILES=plan.tiles, **options)
+    else:
+        kernel.nvfp4_kernel[grid](workspace.packed, **bucket, **options)
+
+
+def _hopper_stage(
+    words: Tensor, workspace: LmHeadWorkspace, plan: HopperPlan, options: dict[str, Any], grid: tuple[int]
+) -> None:
+    from drafter_kernels.lm_head.hopper.kernel import stream_kernel, vector_kernel
+
+    options["maxnreg"] = plan.max_registers
+    columns = words.shape[1]
+    if plan.is_vector:
+        pairs = workspace.packed.view(torch.int64)
+        vector_kernel[grid](pairs, words=words.view(torch.int64), PAIRS=columns // 2, **options)
+    else:
+        options |= {"NSUB": plan.block_columns // _HOPPER_WORDS, "KW": columns}
+        stream_kernel[grid](workspace.packed, words=words, **options)
+
+
+def _dense_stage(
+    x: Tensor,
+    weight: Tensor | Fp8Weight,
+    workspace: LmHeadWorkspace,
+    options: dict[str, Any],
+    grid: tuple[int],
+) -> None:
+    from drafter_kernels.lm_head.kernel import dense_kernel
     from drafter_kernels.rms_norm.kernel import dot_type
 
-    bucket = max(16, next_power_of_2(len(x)))
-    if isinstance(weight, PackedNvfp4):
-        given = (workspace.row_scales, weight.words, weight.block_scales, weight.tensor_scale)
-        options |= {"KW": weight.words.shape[1], "PTX": not is_interpreted()}
-        if plan.is_vector:
-            assert len(x) == 1
-            kernel.nvfp4_vector_kernel[grid](workspace.packed.view(torch.int32), *given, TILES=plan.tiles, **options)
-        else:
-            kernel.nvfp4_kernel[grid](workspace.packed, *given, M=len(x), BM=bucket, **options)
-        return
-    values, scales = (weight.values, weight.row_scales) if isinstance(weight, Fp8Weight) else (weight, None)
-    kernel.dense_kernel[grid](
-        x,
+    is_fp8 = isinstance(weight, Fp8Weight)
+    values = weight.values if isinstance(weight, Fp8Weight) else weight
+    dense_kernel[grid](
+        workspace.packed if is_fp8 else x,
         values,
-        x if scales is None else scales,
-        M=len(x),
+        weight.row_scales if isinstance(weight, Fp8Weight) else x,
         K=values.shape[1],
-        HAS_SCALES=scales is not None,
-        DOT=dot_type(values.dtype, interpreted=is_interpreted()),
-        BM=bucket,
+        HAS_SCALES=is_fp8,
+        DOT=dot_type(torch.float16 if is_fp8 else values.dtype, interpreted=is_interpreted()),
         **options,
     )
 
@@ -230,29 +241,10 @@ def _second_stage(
     )
 
 
-def _shape(weight: LmHeadWeight) -> tuple[int, int]:
-    rows, columns = weight.values.shape if isinstance(weight, Fp8Weight) else weight.shape
-    return rows, columns
-
-
-def _data(weight: LmHeadWeight) -> Tensor:
-    match weight:
-        case PackedNvfp4():
-            return weight.words
-        case Fp8Weight():
-            return weight.values
-        case _:
-            return weight
-
-
-def _device(weight: LmHeadWeight) -> torch.device:
-    return _data(weight).device
-
-
 def _check(
     x: Tensor, *, weight: LmHeadWeight, out_ids: Tensor, out_logprobs: Tensor, count: int, norm: RowNorm | None
 ) -> None:
-    rows, columns = _shape(weight)
+    rows, columns = weight_shape(weight)
     batch = len(x)
     if not 1 <= batch <= MAX_ROWS:
         raise ValueError(f"lm_head: x has {batch} rows, expected 1 to {MAX_ROWS}")
@@ -270,7 +262,7 @@ def _check(
 
 def _check_choice(weight: LmHeadWeight, out_ids: Tensor, draft_ids: Tensor | None, masks: GrammarMasks | None) -> None:
     if draft_ids is not None:
-        check_tensor("draft_ids", draft_ids, torch.int32, _shape(weight)[0])
+        check_tensor("draft_ids", draft_ids, torch.int32, weight_shape(weight)[0])
     if masks is not None:
         check_tensor("masks.words", masks.words, torch.int32, *masks.words.shape[:2])
         check_tensor("masks.rows", masks.rows, torch.int32, len(out_ids))

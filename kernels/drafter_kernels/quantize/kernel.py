@@ -135,6 +135,45 @@ def dot8(words, x0, x1, x2, x3, PTX: tl.constexpr):
     return total
 
 
+# The same places in fewer instructions, from register {a} into t: one multiplication shifts sign and magnitude by
+# different widths at once. What else it leaves is cut off; carries end below bit 25, where the next code begins.
+_FLOAT16_PLACES = (
+    "and.b32 t, {a}, 0x8E008E00;",
+    "shl.b32 t, {a}, 3; and.b32 t, t, 0x8E008E00;",
+    "and.b32 t, {a}, 0x40384038; mul.lo.u32 t, t, 66; and.b32 t, t, 0x8E008E00;",
+    "and.b32 t, {a}, 0x20072007; mul.lo.u32 t, t, 516; and.b32 t, t, 0x8E008E00;",
+)
+
+# For each of the four pairs of neighbours in a word (operand 2): both as float16 (0 and 1), times a pair of scales (3)
+# that were multiplied by FLOAT16_UP. They lack FLOAT16_LACKS, as those of `decode`.
+FLOAT16_NEIGHBOURS = tl.constexpr(
+    tuple(
+        "{ .reg .b32 t;\n" + place.format(a="$2") + " mul.rn.f16x2 t, t, $3; mov.b32 {$0, $1}, t; }"
+        for place in _FLOAT16_PLACES
+    )
+)
+FLOAT16_UP = _FLOAT16_UP
+
+
+def _dot16_text() -> str:
+    """PTX: the sum (operand 0) of the 16 elements of two words (1) times 16 float16 of x (2 to 5), as `dot8`'s.
+
+    Eight products are summed in float16 in each of two lanes: four of each word, then both.
+    """
+    text = "{ .reg .b32 a, b, t, u, v, xa, xb; .reg .b16 lo, hi; .reg .f32 fl, fh;\n"
+    text += "mov.b64 {a, b}, $1; mov.b32 u, 0; mov.b32 v, 0;\n"
+    for index, place in enumerate(_FLOAT16_PLACES):
+        text += f"mov.b64 {{xa, xb}}, ${2 + index};\n"
+        text += place.format(a="a") + " fma.rn.f16x2 u, t, xa, u;\n"
+        text += place.format(a="b") + " fma.rn.f16x2 v, t, xb, v;\n"
+    text += "add.rn.f16x2 u, u, v;\n"
+    return text + "mov.b32 {lo, hi}, u; cvt.f32.f16 fl, lo; cvt.f32.f16 fh, hi; add.f32 $0, fl, fh; }"
+
+
+# For int64 of two words each, and of x two pairs each; lacks DOT8_LACKS, and takes x as `dot8` does.
+DOT16 = tl.constexpr(_dot16_text())
+
+
 @triton.jit
 def decode_kernel(words, block_scales, out, BN: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.constexpr):
     """Decodes words int32 [BN, BK] with block scales [BN, BK / 2] into out float32 [BN, BK, 8]. For tests."""

@@ -30,10 +30,12 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Normalises a row of x [M, K] into `normed`, and packs it for NVFP4 weights.
+    """Normalises a row of x [M, K] into `normed`, and packs it for narrow weights.
 
     PACKING 0: nothing; 1: pairs for the products of `dot8`, float16 [M, 4, K / 8, 2]; 2: elements for `tl.dot`, float16
-    [M, 8, K / 8]; 3: the same in bfloat16, not scaled. `row_scales` float32 [M] undoes the scaling. Grid: M.
+    [M, 8, K / 8]; 3: the same in bfloat16, not scaled; 4: pairs in the order in which threads feed
+    tensor cores, float16 [M, 4, K / 256, 8, 4, 2]; 5: float16 [M, K]. `row_scales` float32 [M] undoes the scaling.
+    Grid: M.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -51,6 +53,13 @@ def rms_norm_kernel(
     WORDS: tl.constexpr = K // 8
     if PACKING == 1:
         place = (k % 8 // 2) * (2 * WORDS) + (k // 8) * 2 + k % 2
+    elif PACKING == 4:
+        # Of 32 words a thread reads 8 neighbours, and the tensor core takes one of each of four threads at a time.
+        word = k // 8
+        turned = word // 32 * 32 + (word % 8) * 4 + word % 32 // 8
+        place = (k % 8 // 2) * (2 * WORDS) + turned * 2 + k % 2
+    elif PACKING == 5:
+        place = k
     else:
         place = (k % 8) * WORDS + k // 8
     if PACKING == 3:

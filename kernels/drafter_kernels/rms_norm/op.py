@@ -16,16 +16,20 @@ from drafter_kernels.rms_norm.reference import RowNorm, rms_norm_reference
 
 
 class Packing(IntEnum):
-    """How rows are laid out for NVFP4 weights, whose words hold 8 neighbours along K.
+    """How rows are laid out for narrow weights; words of NVFP4 hold 8 neighbours along K.
 
     PAIRS: float16 [M, 4, K / 8, 2], scaled; ELEMENTS: float16 [M, 8, K / 8], scaled by a power of two a row so that the
-    largest is near 4096; BFLOAT16: bfloat16 [M, 8, K / 8] as it is.
+    largest is near 4096; BFLOAT16: bfloat16 [M, 8, K / 8] as it is; FRAGMENTS: as PAIRS, but of each 32 words the
+    eighth parts turned, [M, 4, K / 256, 8, 4, 2]: words 0, 8, 16, 24, then 1, 9, 17, 25 and so on;
+    ROWS: float16 [M, K], scaled.
     """
 
     NONE = 0
     PAIRS = 1
     ELEMENTS = 2
     BFLOAT16 = 3
+    FRAGMENTS = 4
+    ROWS = 5
 
 
 def rms_norm(x: Tensor, norm: RowNorm, *, overlaps: bool = False, backend: Backend | None = None) -> None:

@@ -1,0 +1,136 @@
+"""How the LM head's first stage is cut into programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from drafter_kernels.dispatch import is_interpreted, next_power_of_2
+from drafter_kernels.lm_head.reference import LmHeadWeight
+from drafter_kernels.quantize import Fp8Weight, PackedNvfp4
+
+MAX_ROWS: Final = 64
+"""Rows of x that one call takes."""
+
+# Gluon promises nothing from one version of Triton to the next.
+_TRITON_OF_GLUON: Final = "3.6."
+_HOPPER_MULTIPROCESSORS: Final = 132
+# Columns (in words) whose x fits the registers of a warp, and the least that a warp reads at once.
+_VECTOR_WORDS: Final = (128, 256, 512)
+
+
+@dataclass(frozen=True)
+class LmHeadPlan:
+    """How the first stage is cut: rows of the weight a program, columns (words for NVFP4) a step, and Triton's options.
+
+    `is_vector`: without tensor cores, for one row of x and NVFP4; then a program takes `tiles` tiles one after the
+    other. `overlaps`: kernels start while the one before them drains (programmatic dependent launch).
+    """
+
+    block_rows: int
+    block_columns: int
+    num_warps: int
+    num_stages: int
+    is_vector: bool = False
+    tiles: int = 1
+    overlaps: bool = False
+
+    def num_programs(self, num_rows: int) -> int:
+        """Programs of the first stage."""
+        return -(-num_rows // (self.block_rows * self.tiles))
+
+    def bucket(self, batch: int) -> int:
+        """Rows of x that kernels are compiled for."""
+        return max(16, next_power_of_2(batch))
+
+
+@dataclass(frozen=True)
+class HopperPlan(LmHeadPlan):
+    """The same for `lm_head/hopper`: `programs` share the tiles evenly. NVFP4 only."""
+
+    programs: int = _HOPPER_MULTIPROCESSORS
+    max_registers: int = 255
+
+    def num_programs(self, num_rows: int) -> int:
+        """Programs of the first stage: never one without a tile."""
+        return min(self.programs, super().num_programs(num_rows))
+
+    def bucket(self, batch: int) -> int:
+        """Rows of x that kernels are compiled for."""
+        return max(8, next_power_of_2(batch))
+
+
+def plan_lm_head(weight: LmHeadWeight, batch: int) -> LmHeadPlan:
+    """The plan for `batch` rows of x: one for each kind of weight and bucket of the batch (1, 8, 16, 32 or 64 rows)."""
+    if isinstance(weight, PackedNvfp4):
+        multiprocessors = _hopper_multiprocessors(weight.words.device)
+        hopper = _plan_hopper(weight.words.shape[1], batch, multiprocessors) if multiprocessors else None
+        return hopper or plan_portable(batch)
+    if isinstance(weight, Fp8Weight):
+        return LmHeadPlan(128, 128, 8, 3)
+    if weight.element_size() == 4:
+        return LmHeadPlan(64, 32, 4, 2)
+    return LmHeadPlan(64, 128, 4, 4) if batch <= 16 else LmHeadPlan(128, 64, 4, 3)
+
+
+def plan_portable(batch: int) -> LmHeadPlan:
+    """The plan for NVFP4 where Hopper's own kernels do not run."""
+    if batch == 1:
+        return LmHeadPlan(4, 512, num_warps=4, num_stages=2, is_vector=True, tiles=8)
+    return LmHeadPlan(64, 32, 4, 3) if batch <= 32 else LmHeadPlan(128, 16, 8, 3)
+
+
+def _plan_hopper(words: int, batch: int, multiprocessors: int) -> HopperPlan | None:
+    """None where a row of `words` words does not divide into an even number of steps."""
+    if batch == 1 and words in _VECTOR_WORDS:
+        return HopperPlan(8, words, 4, 1, is_vector=True, programs=3 * multiprocessors, max_registers=168)
+    if words % 128 == 0 and batch <= 16:
+        # Three programs a multiprocessor, or two where x takes the registers of the third.
+        if batch <= 8:
+            return HopperPlan(64, 64, 4, 2, programs=3 * multiprocessors, max_registers=168)
+        return HopperPlan(64, 64, 4, 2, programs=2 * multiprocessors, max_registers=248)
+    if words % 64:
+        return None
+    if batch <= 32:
+        return HopperPlan(64, 32, 4, 2, programs=3 * multiprocessors, max_registers=168)
+    return HopperPlan(64, 32, 4, 2, programs=2 * multiprocessors, max_registers=248)
+
+
+@cache
+def _hopper_multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a Hopper GPU; 0 where its kernels do not run.
+
+    Compiled kernels of tensors on a CPU are never launched, only looked at: those are Hopper's.
+    """
+    try:
+        has_gluon = version("triton").startswith(_TRITON_OF_GLUON)
+    except PackageNotFoundError:
+        has_gluon = False
+    if is_interpreted() or not has_gluon:
+        return 0
+    if device.type != "cuda":
+        return _HOPPER_MULTIPROCESSORS
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.multi_processor_count) if properties.major == 9 else 0
+
+
+def weight_shape(weight: LmHeadWeight) -> tuple[int, int]:
+    """N and K."""
+    rows, columns = weight.values.shape if isinstance(weight, Fp8Weight) else weight.shape
+    return rows, columns
+
+
+def weight_data(weight: LmHeadWeight) -> Tensor:
+    """The numbers themselves, as they are stored."""
+    match weight:
+        case PackedNvfp4():
+            return weight.words
+        case Fp8Weight():
+            return weight.values
+        case _:
+            return weight

@@ -1,0 +1,130 @@
+"""The LM head's own kernels for Hopper: every bucket, odd sizes, masks, ties; and which plan is taken where."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from drafter_kernels.lm_head import GrammarMasks, LmHeadPlan, lm_head_reference, plan_lm_head
+from drafter_kernels.lm_head import plan as plans
+from drafter_kernels.lm_head.plan import HopperPlan, plan_portable
+from drafter_kernels.rms_norm import RowNorm
+from kernel_backends import random, unwritten
+from lm_head_runs import expect, masks_of, run, stored
+
+pytest.importorskip("triton")
+
+DEVICE = "cuda"
+MULTIPROCESSORS = 132
+
+
+def hopper_plan(columns, batch):
+    """What is taken on such a GPU, wherever this runs."""
+    plan = plans._plan_hopper(columns // 8, batch, MULTIPROCESSORS)
+    assert plan is not None
+    return plan
+
+
+def test_where_kernels_are_interpreted_the_portable_plans_are_taken():
+    weight = stored("nvfp4", random(64, 1024, seed=1))
+    for batch in (1, 8, 64):
+        plan = plan_lm_head(weight, batch)
+        assert not isinstance(plan, HopperPlan)
+        assert plan == plan_portable(batch)
+
+
+@pytest.mark.parametrize(
+    ("columns", "batch", "is_vector"), [(4096, 1, True), (2560, 1, False), (4096, 2, False), (512, 64, False)]
+)
+def test_one_row_goes_without_tensor_cores_where_it_fits_registers(columns, batch, is_vector):
+    plan = hopper_plan(columns, batch)
+    assert plan.is_vector == is_vector
+    assert is_vector or columns // 8 % (2 * plan.block_columns) == 0
+
+
+def test_rows_that_do_not_divide_into_steps_have_no_plan():
+    assert plans._plan_hopper(4096 // 8 + 2, 8, MULTIPROCESSORS) is None
+    assert plans._plan_hopper(2560 // 8 + 32, 8, MULTIPROCESSORS) is None
+
+
+def test_every_program_has_a_tile():
+    plan = HopperPlan(64, 64, 4, 2, programs=396)
+    assert plan.num_programs(40) == 1
+    assert plan.num_programs(65 * 64) == 65
+    assert plan.num_programs(248_320) == 396
+    assert [plan.bucket(batch) for batch in (1, 8, 9, 33, 64)] == [8, 8, 16, 64, 64]
+    assert [LmHeadPlan(64, 32, 4, 3).bucket(batch) for batch in (1, 16, 17)] == [16, 16, 32]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 2, 8, 9, 16, 17, 32, 33, 64])
+@pytest.mark.parametrize("columns", [512, 1024, 1536, 4096])
+def test_ids_and_logprobs_are_the_reference_s(batch, columns):
+    plan = replace(hopper_plan(columns, batch), programs=6)
+    for rows in (5, 77, 64 * 13 + 3):  # less than a tile; one and a part; two or three a program, the last one not full
+        weight = stored("nvfp4", random(rows, columns, seed=rows))
+        x = random(batch, columns, seed=2, dtype=torch.bfloat16)
+        expect(run(x, weight, plan=plan, device=DEVICE), lm_head_reference(x, weight), x, weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("batch", [1, 5, 12, 20, 50])
+def test_masks_and_a_draft_vocabulary(batch, overlaps):
+    vocab = 1501
+    plan = replace(hopper_plan(1024, batch), programs=7, overlaps=overlaps)
+    x = random(batch, 1024, seed=3)
+    allowed = torch.rand(4, vocab, generator=torch.Generator().manual_seed(3)) < 0.05
+    allowed[0] = False
+    rows = [[2, 0, -1, 1, 3][row % 5] for row in range(batch)]
+    for draft_ids in (None, torch.arange(3, vocab, 2, dtype=torch.int32)):
+        count = vocab if draft_ids is None else len(draft_ids)
+        weight = stored("nvfp4", random(count, 1024, seed=1))
+        for masks in (masks_of(allowed, rows), masks_of(allowed, [0] * batch), None):
+            moved = None if masks is None else GrammarMasks(masks.words.to(DEVICE), masks.rows.to(DEVICE))
+            on_device = None if draft_ids is None else draft_ids.to(DEVICE)
+            found = run(x, weight, plan=plan, device=DEVICE, draft_ids=on_device, masks=moved)
+            expect(found, lm_head_reference(x, weight, draft_ids=draft_ids, masks=masks), x, weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_ties_padding_and_rows_of_nan(batch):
+    plan = replace(hopper_plan(512, batch), programs=5)
+    weight = random(700, 512, seed=1, scale=0.1)
+    x = random(1, 512, seed=2).repeat(batch, 1)
+    weight[[601, 15, 333, 23, 31]] = x[0]  # in different programs, and in one thread's rows
+    made = stored("nvfp4", torch.cat((weight, 4 * x[:1])))
+    found = run(x, made, plan=plan, device=DEVICE, num_rows=700)
+    assert found[0].tolist() == [15] * batch
+    expect(found, lm_head_reference(x, made, num_rows=700), x, made)
+    x[batch // 2] = torch.nan
+    ids, logprobs = run(x, made, plan=plan, device=DEVICE, num_rows=700)
+    assert ids.tolist() == [-1 if row == batch // 2 else 15 for row in range(batch)]
+    assert float(logprobs[batch // 2]) == -torch.inf
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 6])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_the_final_norm_is_written_and_used(batch, overlaps):
+    made = stored("nvfp4", random(3000, 2048, seed=1))
+    x = random(batch, 2048, scale=30.0, dtype=torch.bfloat16)
+    scale = random(2048, seed=4) + 1.0
+    out = unwritten(batch, 2048, dtype=torch.bfloat16, device=DEVICE)
+    plan = replace(hopper_plan(2048, batch), overlaps=overlaps)
+    found = run(x, made, plan=plan, device=DEVICE, norm=RowNorm(scale.to(DEVICE), 1e-6, out))
+    normed = torch.empty_like(x)
+    lm_head_reference(x, made, norm=RowNorm(scale, 1e-6, normed))
+    torch.testing.assert_close(out.cpu(), normed, rtol=2**-7, atol=0)
+    expect(found, lm_head_reference(out.cpu(), made), out.cpu(), made)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_x_of_any_size(batch, scale):
+    weight = stored("nvfp4", random(300, 1024, seed=1))
+    x = random(batch, 1024, scale=scale)
+    plan = hopper_plan(1024, batch)
+    expect(run(x, weight, plan=plan, device=DEVICE), lm_head_reference(x, weight), x, weight)
