@@ -30,6 +30,9 @@ from specdraft.memory.simulated import SimulatedDriver
 
 MAX_POSITION = 512
 
+CHECK_VERIFY_MS = 0.2
+"""The verify of rounds that are only checked: short, so that a round that reads too early has the best chance to."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaxRun:
@@ -39,6 +42,7 @@ class TaxRun:
         verify_ms: lengths of the verify.
         num_steps: steps of each kind in a turn.
         num_turns: each kind takes so many turns, one after the other.
+        num_checks: early rounds that are checked at least, those of the turns included.
         num_drafts: K.
         vocab_size: of the head; 0 = its size's own.
         service_device: torch's name of the drafter's GPU.
@@ -48,6 +52,7 @@ class TaxRun:
     verify_ms: tuple[float, ...] = (2.0, 6.0, 12.0)
     num_steps: int = 200
     num_turns: int = 5
+    num_checks: int = 0
     num_drafts: int = 4
     vocab_size: int = 0
     service_device: str = "cuda:0"
@@ -122,12 +127,15 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
             verifies.append({"wanted_ms": verify_ms, "verify_ms": round(verify.milliseconds, 3)} | times)
             all_steps.append(steps)
             steps.close()
-        steps = Steps(scene.parties, Verify(scene.device, run.verify_ms[0]), slot)
+        early_host_us = [us for one in all_steps for us in one.host_us]
+        steps = Steps(scene.parties, Verify(scene.device, CHECK_VERIFY_MS), slot)
+        _check(steps, run.num_checks - sum(one.num_checked for one in all_steps))
+        all_steps.append(steps)
         figures = {
             "verifies": verifies,
             "rounds_checked": sum(one.num_checked for one in all_steps),
             "rounds_wrong": sum(one.num_wrong for one in all_steps),
-            "early_host_us_p50": _p50([us for one in all_steps for us in one.host_us]),
+            "early_host_us_p50": _p50(early_host_us),
             "host_result_us_p50": _p50(_times(steps.host_result, count=run.num_steps)),
             "echo_us_p50": _p50(_times(scene.echo.stream(request_of(64, 64)), count=run.num_steps)),
             "gpu_us_p50": _p50(_round_times(scene.own, scene.device, run.num_steps)),
@@ -147,10 +155,13 @@ def _turns(steps: Steps, run: TaxRun, tell: Callable[[str], None], verify_ms: fl
     for kind in kinds.values():
         _times(*kind, count=max(run.num_steps // 10, 3))
     p50s: dict[str, list[float]] = {name: [] for name in kinds}
+    everything: dict[str, list[float]] = {name: [] for name in kinds}
     for turn in range(run.num_turns):
         tell(f"verify {verify_ms:g} ms, turn {turn + 1}/{run.num_turns}")
         for name, kind in kinds.items():
-            p50s[name].append(_p50(_times(*kind, count=run.num_steps)))
+            times = _times(*kind, count=run.num_steps)
+            p50s[name].append(_p50(times))
+            everything[name] += times
     single = p50s["single"]
     added = {name: [two - one for two, one in zip(p50s[name], single, strict=True)] for name in ("early", "late")}
     return {
@@ -158,7 +169,16 @@ def _turns(steps: Steps, run: TaxRun, tell: Callable[[str], None], verify_ms: fl
         "early_added_us_p50": round(statistics.median(added["early"]), 1),
         "early_added_us_spread": round(max(added["early"]) - min(added["early"]), 1),
         "late_added_us_p50": round(statistics.median(added["late"]), 1),
+        "single_us_p99": _p99(everything["single"]),
+        "early_us_p99": _p99(everything["early"]),
     }
+
+
+def _check(steps: Steps, count: int) -> None:
+    """Early rounds for the sake of what they read."""
+    for _ in range(count):
+        steps.early()
+        steps.check()
 
 
 def _nothing() -> None:
@@ -185,6 +205,10 @@ def _times(call: Callable[[], object], afterwards: Callable[[], object] = _nothi
 
 def _p50(times: list[float]) -> float:
     return round(statistics.median(times), 1)
+
+
+def _p99(times: list[float]) -> float:
+    return round(sorted(times)[int(len(times) * 0.99)], 1)
 
 
 def main(text: str) -> None:
