@@ -125,6 +125,7 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
         steps = Steps(scene.parties, Verify(scene.device, run.verify_ms[0]), slot)
         figures = {
             "verifies": verifies,
+            "inputs_confirmed": min(one.num_confirmed for one in all_steps),
             "rounds_checked": sum(one.num_checked for one in all_steps),
             "rounds_wrong": sum(one.num_wrong for one in all_steps),
             "early_host_us_p50": _p50([us for one in all_steps for us in one.host_us]),
