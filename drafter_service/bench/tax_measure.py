@@ -133,6 +133,7 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
         all_steps.append(steps)
         figures = {
             "verifies": verifies,
+            "inputs_confirmed": min(one.num_confirmed for one in all_steps),
             "rounds_checked": sum(one.num_checked for one in all_steps),
             "rounds_wrong": sum(one.num_wrong for one in all_steps),
             "early_host_us_p50": _p50(early_host_us),

