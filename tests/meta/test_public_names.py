@@ -49,9 +49,12 @@ PUBLIC_NAMES: dict[str, list[str]] = {
         "LinearWorkspace",
         "PackedRows",
         "linear",
+        "linear_joined",
         "linear_reference",
+        "pair_linear",
         "plan_linear",
     ],
+    "drafter_kernels.linear.one_row": [],
     "drafter_kernels.fuse_pair": ["PairNorms", "fuse_pair", "fuse_pair_reference"],
     "drafter_kernels.qk_rope_write": [
         "HeadNorms",
