@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 
 Results = list[SpecdraftError | None]
 
+FOLLOWERS_MAX = 4096
+"""Sequences of a lane of which is remembered what round comes next."""
+
 
 @dataclass(slots=True)
 class _Record:
@@ -54,6 +57,7 @@ class LaneContext:
         lane: its counters and its stream.
         place: where its rounds read and write.
         num_pairs: R.
+        followers: by sequence, the operation and the number of pages of the round that follows its last one here.
     """
 
     session_id: bytes
@@ -65,7 +69,14 @@ class LaneContext:
     records: deque[_Record] = field(default_factory=deque)
     indices: dict[bytes, int] = field(default_factory=dict)
     free_indices: list[int] = field(default_factory=list)
+    followers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     graph_memory: Any = None
+
+    def index_of(self, sequence_id: bytes) -> int:
+        """Where the device keeps the sequence's state while rounds of it are under way."""
+        if sequence_id not in self.indices:
+            self.indices[sequence_id] = self.free_indices.pop()
+        return self.indices[sequence_id]
 
     @property
     def nonce(self) -> Tensor:
@@ -296,12 +307,7 @@ class LaneDesk:
 
     def _prepare(self, context: LaneContext, ticket: int, planned: list[PlannedSlot]) -> None:
         """Makes the round's work: everything that it will need is there before it goes onto the stream."""
-        indices = []
-        for one in planned:
-            sequence_id = one.operation.sequence_id
-            if sequence_id not in context.indices:
-                context.indices[sequence_id] = context.free_indices.pop()
-            indices.append(context.indices[sequence_id])
+        indices = [context.index_of(one.operation.sequence_id) for one in planned]
         pages = self._table_pages(max(len(one.pages) for one in planned))
         drafts = max(1, *(one.operation.num_drafts for one in planned))
         shape = RoundShape(bucket(len(planned), self._max_batch), context.num_pairs, drafts, pages)
@@ -315,9 +321,12 @@ class LaneDesk:
         mirror = self._host_like(launched.round.mirror)
         logprobs = self._host_like(launched.round.logprobs)
         inputs, place = launched.round.inputs, context.place
+        written = self._rows_written(context, planned)
 
         @torch.inference_mode()
         def prepare() -> None:
+            if written is not None:
+                written.wait()
             for index, state in states:
                 place.states[index : index + 1].copy_(state, non_blocking=True)
             for name, values in staged.items():
@@ -334,6 +343,24 @@ class LaneDesk:
         context.works[ticket] = LaneWork(prepare, launched.launch, collect)
         kept = [*staged.values(), *[state for _, state in states]]
         context.records.append(_Record(ticket, planned, indices, mirror, logprobs, kept))
+
+    def _rows_written(self, context: LaneContext, planned: list[PlannedSlot]) -> torch.cuda.Event | None:
+        """What the lane's stream has to wait for: rows that calls without tickets are still writing on theirs.
+
+        Such a call may have been about a sequence of the round, or about one that had its pages before: None where the
+        sequences' rounds just follow each other in the lane, on the same pages.
+        """
+        if len(context.followers) > FOLLOWERS_MAX:
+            context.followers.clear()
+        follows = True
+        for one in planned:
+            sequence_id, op = one.operation.sequence_id, one.operation.op
+            follows &= context.followers.get(sequence_id) == (op, len(one.pages))
+            context.followers[sequence_id] = (op + 1, len(one.pages))
+        if follows or self._head.device.type != "cuda":
+            return None
+        event: torch.cuda.Event = torch.cuda.current_stream(self._head.device).record_event()
+        return event
 
     def _staged(
         self, shape: RoundShape, ticket: int, planned: list[PlannedSlot], indices: list[int], context: LaneContext

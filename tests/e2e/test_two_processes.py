@@ -109,6 +109,19 @@ def test_early_batches_of_every_size_draft_as_single_calls(shared, target):
         assert [getattr(one, "drafts", one) for one in found] == [drafts] * len(sequences)
 
 
+def test_a_round_right_behind_a_catch_up_finds_its_rows(shared, target):
+    """Nothing waits for a catch-up but what is in the same stream, and a lane's rounds are in another."""
+    length = len(TOKENS) - 4
+    with shared.client(memory="inline").open_sequence() as sequence:
+        sequence.catchup(0, TOKENS[:length], ROWS[:length])
+        expected = sequence.propose(length, TOKENS[length : length + 2], ROWS[length : length + 2], num_drafts=K).drafts
+    for _ in range(10):
+        with target.client.open_sequence() as sequence:
+            target.leave(0, length, 2)
+            sequence.catchup(0, TOKENS[:length], ROWS[:length])
+            assert done(target.propose(sequence, 0)).drafts == expected
+
+
 def test_a_round_is_answered_before_its_verify_ends(target):
     with target.client.open_sequence() as sequence:
         target.hold()
