@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from drafter_service import __version__
-from drafter_service.config import TIME_MAX_S, WATCH_STDIN_FLAG, ConfigError, ServiceConfig, add_flags, read_config
+from drafter_service.arguments import count, seconds
+from drafter_service.config import WATCH_STDIN_FLAG, ConfigError, ServiceConfig, add_flags, read_config
 
 if TYPE_CHECKING:
     from drafter_service.server import Addresses
@@ -88,32 +89,6 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _count(least: int, most: int) -> Callable[[str], int]:
-    """A parser of whole numbers from `least` to `most`, for argparse."""
-
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
-        return number
-
-    return parse
-
-
-def _seconds(text: str) -> float:
-    """A parser of times, for argparse."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= TIME_MAX_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0 s")
-    return seconds
-
-
 def _tell(text: str) -> None:
     """Progress, beside what is asked for: standard output stays what can be read by programs."""
     print(text, file=sys.stderr, flush=True)
@@ -152,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         help="gRPC address, or the socket's path (default %(default)s)",
     )
     health.add_argument("--service", default="", help="health service: empty = ready, specdraft.live = alive")
-    health.add_argument("--timeout-s", type=_seconds, default=2.0, help="most time to wait (default %(default)s)")
+    health.add_argument("--timeout-s", type=seconds, default=2.0, help="most time to wait (default %(default)s)")
     health.set_defaults(run=_health)
     _add_demo(commands)
     _add_bench(commands)
@@ -164,13 +139,13 @@ def _add_demo(commands: _Commands) -> None:
     demo.add_argument("--color", choices=COLOR_CHOICES, default="auto")
     demo.add_argument("--head", type=Path, help="another checkpoint of the head (default: the trained one)")
     demo.add_argument(
-        "--num-drafts", type=_count(1, DRAFTS_MAX), default=3, help="drafts of a round (default %(default)s)"
+        "--num-drafts", type=count(1, DRAFTS_MAX), default=3, help="drafts of a round (default %(default)s)"
     )
-    demo.add_argument("--prompts", type=_count(1, 1000), default=4, help="generations of a run (default %(default)s)")
+    demo.add_argument("--prompts", type=count(1, 1000), default=4, help="generations of a run (default %(default)s)")
     demo.add_argument(
-        "--new-tokens", type=_count(1, 800), default=72, help="length of a generation (default %(default)s)"
+        "--new-tokens", type=count(1, 800), default=72, help="length of a generation (default %(default)s)"
     )
-    demo.add_argument("--turns", type=_count(1, 1000), default=5, help="timed turns (default %(default)s)")
+    demo.add_argument("--turns", type=count(1, 1000), default=5, help="timed turns (default %(default)s)")
     demo.add_argument("--seed", type=int, default=0, help="chooses the prompts (default %(default)s)")
     demo.set_defaults(run=_demo)
 
@@ -179,30 +154,30 @@ def _add_bench(commands: _Commands) -> None:
     bench = commands.add_parser("bench", help="measure: rpc, acceptance, carry, sessions, metrics, tax, step")
     kinds = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     rpc = kinds.add_parser("rpc", help="round trips beside a bare gRPC echo and the head's own forward")
-    rpc.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
+    rpc.add_argument("--rounds", type=count(1, 10_000), default=7, help="rounds (default %(default)s)")
     rpc.add_argument(
-        "--calls", type=_count(1, 1_000_000), default=300, help="calls of each case in a round (default %(default)s)"
+        "--calls", type=count(1, 1_000_000), default=300, help="calls of each case in a round (default %(default)s)"
     )
     rpc.set_defaults(run=_bench, measure=_bench_rpc)
     acceptance = _add_acceptance(kinds)
     carry = kinds.add_parser("carry", help="TakeKV and InstallKV of few and of many rows")
-    carry.add_argument("--rows", type=_count(1, 1_000_000), nargs=2, default=(100, 100_000), metavar=("FEW", "MANY"))
-    carry.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
+    carry.add_argument("--rows", type=count(1, 1_000_000), nargs=2, default=(100, 100_000), metavar=("FEW", "MANY"))
+    carry.add_argument("--rounds", type=count(1, 10_000), default=7, help="rounds (default %(default)s)")
     carry.add_argument(
-        "--calls", type=_count(1, 1_000_000), default=100, help="calls of each case in a round (default %(default)s)"
+        "--calls", type=count(1, 1_000_000), default=100, help="calls of each case in a round (default %(default)s)"
     )
     carry.set_defaults(run=_bench, measure=_bench_carry)
     sessions = kinds.add_parser("sessions", help="many clients at once")
     sessions.add_argument(
         "--sequences",
-        type=_count(1, 4000),
+        type=count(1, 4000),
         default=1000,
         help="open sequences that do nothing meanwhile (default %(default)s)",
     )
-    sessions.add_argument("--rounds", type=_count(1, 10_000), default=15, help="rounds (default %(default)s)")
+    sessions.add_argument("--rounds", type=count(1, 10_000), default=15, help="rounds (default %(default)s)")
     sessions.set_defaults(run=_bench, measure=_bench_sessions)
     metrics = kinds.add_parser("metrics", help="what counting costs beside the head's forward")
-    metrics.add_argument("--rounds", type=_count(1, 10_000), default=7, help="rounds (default %(default)s)")
+    metrics.add_argument("--rounds", type=count(1, 10_000), default=7, help="rounds (default %(default)s)")
     metrics.set_defaults(run=_bench, measure=_bench_metrics)
     for kind in (rpc, acceptance, carry, sessions, metrics, *_add_gpu_benches(kinds)):
         kind.add_argument("--json", action="store_true", help="print the result as it is committed")
@@ -211,24 +186,31 @@ def _add_bench(commands: _Commands) -> None:
 def _add_gpu_benches(kinds: _Commands) -> tuple[_Parser, _Parser]:
     tax = kinds.add_parser("tax", help="GPU: what drafting in another process adds to a target's step")
     tax.add_argument("--modes", nargs="+", choices=("timesliced", "mps", "peer"), default=("timesliced", "mps"))
+    tax.add_argument("--drafter-device", type=count(1, 63), help="the service's GPU beside the target's 0: mode peer")
     tax.add_argument(
-        "--verify-ms", type=_seconds, nargs="+", default=(2.0, 6.0, 12.0), help="lengths of the verify (default 2 6 12)"
+        "--verify-ms", type=seconds, nargs="+", default=(2.0, 6.0, 12.0), help="lengths of the verify (default 2 6 12)"
     )
     tax.add_argument(
-        "--steps", type=_count(1, 10_000), default=200, help="steps of each kind in a turn (default %(default)s)"
+        "--steps", type=count(1, 10_000), default=200, help="steps of each kind in a turn (default %(default)s)"
     )
-    tax.add_argument("--turns", type=_count(1, 100), default=5, help="alternating turns (default %(default)s)")
+    tax.add_argument("--turns", type=count(1, 100), default=5, help="alternating turns (default %(default)s)")
+    tax.add_argument(
+        "--checks",
+        type=count(0, 1_000_000),
+        default=0,
+        help="check what so many early rounds read (default: the turns')",
+    )
     tax.set_defaults(run=_bench, measure=_bench_tax)
     step = kinds.add_parser("step", help="GPU: the time of one Propose, eager and as a CUDA graph")
-    step.add_argument("--batches", type=_count(1, 1024), nargs="+", default=(1, 2, 4, 8, 16, 32, 64))
-    step.add_argument("--drafts", type=_count(1, 64), nargs="+", default=(1, 4, 8), help="K (default 1 4 8)")
+    step.add_argument("--batches", type=count(1, 1024), nargs="+", default=(1, 2, 4, 8, 16, 32, 64))
+    step.add_argument("--drafts", type=count(1, 64), nargs="+", default=(1, 4, 8), help="K (default 1 4 8)")
     step.add_argument(
-        "--steps", type=_count(1, 10_000), default=50, help="timed runs of each case (default %(default)s)"
+        "--steps", type=count(1, 10_000), default=50, help="timed runs of each case (default %(default)s)"
     )
     step.set_defaults(run=_bench, measure=_bench_step)
     for kind in (tax, step):
         kind.add_argument(
-            "--vocab-size", type=_count(0, 1 << 20), default=0, help="of the head; 0 = 151,936 (default %(default)s)"
+            "--vocab-size", type=count(0, 1 << 20), default=0, help="of the head; 0 = 151,936 (default %(default)s)"
         )
         kind.add_argument("--dry", action="store_true", help="without a GPU, at toy size: the figures mean nothing")
     return tax, step
@@ -239,15 +221,15 @@ def _add_acceptance(kinds: _Commands) -> _Parser:
     acceptance.add_argument("--levers", action="store_true", help="compare the levers with the default instead")
     acceptance.add_argument(
         "--positions",
-        type=_count(1, 1_000_000),
+        type=count(1, 1_000_000),
         help=f"positions (default {POSITIONS}; with --levers {LEVER_POSITIONS})",
     )
     acceptance.add_argument(
-        "--num-drafts", type=_count(1, DRAFTS_MAX), default=3, help="drafts of a position (default %(default)s)"
+        "--num-drafts", type=count(1, DRAFTS_MAX), default=3, help="drafts of a position (default %(default)s)"
     )
     acceptance.add_argument(
         "--prompts",
-        type=_count(1, 1000),
+        type=count(1, 1000),
         default=16,
         help="generations that the rows policies are compared on (default %(default)s)",
     )
@@ -437,13 +419,18 @@ def _bench_tax(flags: argparse.Namespace) -> int:
     from drafter_service.bench import tax
     from drafter_service.bench.tax_measure import TaxRun
 
-    run = TaxRun(tuple(flags.verify_ms), flags.steps, flags.turns, vocab_size=flags.vocab_size, dry=flags.dry)
+    run = TaxRun(
+        tuple(flags.verify_ms), flags.steps, flags.turns, flags.checks, vocab_size=flags.vocab_size, dry=flags.dry
+    )
+    plan = tax.TaxPlan(("peer",) if flags.drafter_device else tuple(flags.modes), run, flags.drafter_device or 1)
     try:
-        figures = tax.measure_tax(tax.TaxPlan(tuple(flags.modes), run), tell=_tell)
+        figures = tax.measure_tax(plan, tell=_tell)
     except tax.TaxError as error:
         raise ConfigError(str(error)) from error
-    words = ["--modes", *flags.modes, "--verify-ms", *(f"{one:g}" for one in flags.verify_ms)]
+    words = ["--modes", *plan.modes, "--verify-ms", *(f"{one:g}" for one in flags.verify_ms)]
     words += ["--steps", str(flags.steps), "--turns", str(flags.turns), "--vocab-size", str(flags.vocab_size)]
+    words += ["--checks", str(flags.checks)] if flags.checks else []
+    words += ["--drafter-device", str(plan.drafter_device)] if "peer" in plan.modes else []
     command = f"drafter-service bench tax {' '.join(words)}{' --dry' if flags.dry else ''} --json"
     return _report("tax", command, figures, tax.describe, as_json=flags.json)
 

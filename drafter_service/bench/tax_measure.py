@@ -20,24 +20,18 @@ from typing import Any
 import torch
 
 from drafter_service.bench.echo import Echo, request_of
-from drafter_service.bench.tax_target import (
-    NUM_CONTEXT_ROWS,
-    NUM_PAIRS,
-    Device,
-    OwnRound,
-    Verify,
-    make_own_round,
-    pairs_bytes,
-    range_bytes,
-)
+from drafter_service.bench.tax_steps import Parties, Steps
+from drafter_service.bench.tax_target import NUM_CONTEXT_ROWS, Device, OwnRound, Verify, make_own_round
 from drafter_service.bench.tiny_head import DENSE_4096, TINY, HeadSize, write_head
 from drafter_service.config import MIB, ServiceConfig
-from drafter_service.memory.layout import ArenaWish, lay_out
 from drafter_service.server.process import ServiceProcess
-from specdraft import Client, ClientGpu, EarlyItem, Lane, Sequence, SpecdraftError
+from specdraft import Client, ClientGpu
 from specdraft.memory.simulated import SimulatedDriver
 
 MAX_POSITION = 512
+
+CHECK_VERIFY_MS = 0.2
+"""The verify of rounds that are only checked: short, so that a round that reads too early has the best chance to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +42,7 @@ class TaxRun:
         verify_ms: lengths of the verify.
         num_steps: steps of each kind in a turn.
         num_turns: each kind takes so many turns, one after the other.
+        num_checks: early rounds that are checked at least, those of the turns included.
         num_drafts: K.
         vocab_size: of the head; 0 = its size's own.
         service_device: torch's name of the drafter's GPU.
@@ -57,6 +52,7 @@ class TaxRun:
     verify_ms: tuple[float, ...] = (2.0, 6.0, 12.0)
     num_steps: int = 200
     num_turns: int = 5
+    num_checks: int = 0
     num_drafts: int = 4
     vocab_size: int = 0
     service_device: str = "cuda:0"
@@ -84,20 +80,21 @@ class Scene:
         maker = "cpu" if run.dry else "cuda"
         self.checkpoint = write_head(folder / "head", MAX_POSITION, size, getattr(torch, self.dtype), maker)
         self.own = make_own_round(self.checkpoint, self.device, run.num_drafts, self.dtype)
-        address = stack.enter_context(ServiceProcess(self._config(gpu_folder))).target
+        self._address = stack.enter_context(ServiceProcess(self._config(gpu_folder))).target
         self.echo = stack.enter_context(Echo(folder / "echo.sock"))
-        self.client: Client = stack.enter_context(
-            Client(
-                address,
-                memory="cuda",
-                gpu=self.gpu,
-                hidden_dtype=self.dtype,  # type: ignore[arg-type]  # one of the two
-                max_drafts=run.num_drafts,
-                prefill_rows=NUM_CONTEXT_ROWS,
-                timeout_s=60.0,
-            )
+        self.client = self._client(stack, memory="cuda", gpu=self.gpu)
+        self.parties = Parties(
+            device=self.device,
+            own=self.own,
+            client=self.client,
+            witness=self._client(stack, memory="inline"),
+            dtype=self.dtype,
+            num_drafts=run.num_drafts,
         )
-        self.width = self.client.hidden_width
+
+    def _client(self, stack: ExitStack, **options: Any) -> Client:
+        options |= {"hidden_dtype": self.dtype, "max_drafts": self.run.num_drafts, "timeout_s": 60.0}
+        return stack.enter_context(Client(self._address, prefill_rows=NUM_CONTEXT_ROWS, **options))
 
     def _config(self, gpu_folder: Path) -> ServiceConfig:
         changes: dict[str, Any] = (
@@ -116,96 +113,32 @@ class Scene:
             **changes,
         )
 
-    def context(self) -> Sequence:
-        """A sequence that holds the rows before the rounds."""
-        sequence = self.client.open_sequence()
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(NUM_CONTEXT_ROWS, self.width, generator=generator).to(getattr(torch, self.dtype))
-        sequence.catchup(0, list(range(NUM_CONTEXT_ROWS)) if not self.run.dry else [1] * NUM_CONTEXT_ROWS, rows)
-        return sequence
-
-
-class Steps:
-    """The kinds of step that are compared, for one length of the verify."""
-
-    def __init__(self, scene: Scene, verify: Verify, slot: int) -> None:
-        self._scene = scene
-        self._verify = verify
-        self._slot = slot
-        self._sequence = scene.context()
-        self._lane: Lane = scene.client.open_lane(scene.device.stream)
-        self.host_us: list[float] = []
-        arena, device = self._lane.arena, scene.device
-        row_bytes = scene.width * getattr(torch, scene.dtype).itemsize
-        wish = ArenaWish(1, scene.run.num_drafts, row_bytes, row_bytes, 64, 0, False)
-        prepared = pairs_bytes(lay_out(wish), NUM_CONTEXT_ROWS, scene.width, getattr(torch, scene.dtype))
-        self._prepared = prepared.to(device.torch_device)
-        self._inputs = range_bytes(arena.slot_field(slot, "first_key", len(prepared)), device.torch_device)
-        rows = torch.randn(NUM_PAIRS, scene.width, generator=torch.Generator().manual_seed(1))
-        self._rows = rows.to(getattr(torch, scene.dtype)).to(device.torch_device)
-
-    def single(self) -> None:
-        """Everything in one process."""
-        own, device = self._scene.own, self._scene.device
-        device.enqueue(self._verify.launch)
-        device.enqueue(lambda: own.inputs.copy_(self._prepared))
-        device.enqueue(own.launched.launch)
-        device.enqueue(self._verify.next_work)
-        device.synchronize()
-
-    def early(self) -> None:
-        """The round is sent while the verify runs."""
-        device = self._scene.device
-        device.enqueue(self._verify.launch)
-        device.enqueue(lambda: self._inputs.copy_(self._prepared))
-        began = time.perf_counter()
-        early = self._lane.propose_early([EarlyItem(self._sequence, self._slot, self._scene.run.num_drafts)])
-        self.host_us.append((time.perf_counter() - began) * 1e6)
-        device.enqueue(self._verify.next_work)
-        device.synchronize()
-        (outputs,) = early.outputs(5.0)
-        if isinstance(outputs, SpecdraftError):
-            raise outputs
-
-    def late(self) -> None:
-        """The call is sent after the verify, and its answer waited for."""
-        device = self._scene.device
-        device.enqueue(self._verify.launch)
-        device.synchronize()
-        self.host_result()
-        device.enqueue(self._verify.next_work)
-        device.synchronize()
-
-    def host_result(self) -> None:
-        """A host-synchronised Propose over Drive, with rows in GPU memory."""
-        tokens = list(range(1, NUM_PAIRS + 1))
-        self._sequence.propose(NUM_CONTEXT_ROWS, tokens, self._rows, self._scene.run.num_drafts)
-
-    def close(self) -> None:
-        """Gives lane and sequence back."""
-        self._lane.close()
-        self._sequence.close()
-
 
 def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
     """The figures of one run: times in microseconds, per length of the verify."""
     with ExitStack() as stack:
         scene = Scene(run, stack)
         slot = scene.client.claim_slot()
-        verifies = []
-        host_us: list[float] = []
+        verifies, all_steps = [], []
         for verify_ms in run.verify_ms:
             verify = Verify(scene.device, verify_ms)
-            steps = Steps(scene, verify, slot)
-            verifies.append({"verify_ms": round(verify.milliseconds, 3)} | _turns(steps, run, tell, verify_ms))
-            host_us += steps.host_us
+            steps = Steps(scene.parties, verify, slot)
+            times = _turns(steps, run, tell, verify_ms)
+            verifies.append({"wanted_ms": verify_ms, "verify_ms": round(verify.milliseconds, 3)} | times)
+            all_steps.append(steps)
             steps.close()
-        steps = Steps(scene, Verify(scene.device, run.verify_ms[0]), slot)
+        early_host_us = [us for one in all_steps for us in one.host_us]
+        steps = Steps(scene.parties, Verify(scene.device, CHECK_VERIFY_MS), slot)
+        _check(steps, run.num_checks - sum(one.num_checked for one in all_steps))
+        all_steps.append(steps)
         figures = {
             "verifies": verifies,
-            "early_host_us_p50": _p50(host_us),
-            "host_result_us_p50": _p50(_times(steps.host_result, run.num_steps)),
-            "echo_us_p50": _p50(_times(scene.echo.stream(request_of(64, 64)), run.num_steps)),
+            "inputs_confirmed": min(one.num_confirmed for one in all_steps),
+            "rounds_checked": sum(one.num_checked for one in all_steps),
+            "rounds_wrong": sum(one.num_wrong for one in all_steps),
+            "early_host_us_p50": _p50(early_host_us),
+            "host_result_us_p50": _p50(_times(steps.host_result, count=run.num_steps)),
+            "echo_us_p50": _p50(_times(scene.echo.stream(request_of(64, 64)), count=run.num_steps)),
             "gpu_us_p50": _p50(_round_times(scene.own, scene.device, run.num_steps)),
             "vocab_size": scene.client.server_info().head.vocab_size,
         }
@@ -215,14 +148,21 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
 
 def _turns(steps: Steps, run: TaxRun, tell: Callable[[str], None], verify_ms: float) -> dict[str, float]:
     """The kinds take turns; the difference is taken turn by turn, and its median told."""
-    kinds = {"single": steps.single, "early": steps.early, "late": steps.late}
+    kinds: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "single": (steps.single, _nothing),
+        "early": (steps.early, steps.check),
+        "late": (steps.late, _nothing),
+    }
     for kind in kinds.values():
-        _times(kind, max(run.num_steps // 10, 3))
+        _times(*kind, count=max(run.num_steps // 10, 3))
     p50s: dict[str, list[float]] = {name: [] for name in kinds}
+    everything: dict[str, list[float]] = {name: [] for name in kinds}
     for turn in range(run.num_turns):
         tell(f"verify {verify_ms:g} ms, turn {turn + 1}/{run.num_turns}")
         for name, kind in kinds.items():
-            p50s[name].append(_p50(_times(kind, run.num_steps)))
+            times = _times(*kind, count=run.num_steps)
+            p50s[name].append(_p50(times))
+            everything[name] += times
     single = p50s["single"]
     added = {name: [two - one for two, one in zip(p50s[name], single, strict=True)] for name in ("early", "late")}
     return {
@@ -230,7 +170,20 @@ def _turns(steps: Steps, run: TaxRun, tell: Callable[[str], None], verify_ms: fl
         "early_added_us_p50": round(statistics.median(added["early"]), 1),
         "early_added_us_spread": round(max(added["early"]) - min(added["early"]), 1),
         "late_added_us_p50": round(statistics.median(added["late"]), 1),
+        "single_us_p99": _p99(everything["single"]),
+        "early_us_p99": _p99(everything["early"]),
     }
+
+
+def _check(steps: Steps, count: int) -> None:
+    """Early rounds for the sake of what they read."""
+    for _ in range(count):
+        steps.early()
+        steps.check()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _round_times(own: OwnRound, device: Device, count: int) -> list[float]:
@@ -238,20 +191,25 @@ def _round_times(own: OwnRound, device: Device, count: int) -> list[float]:
         device.enqueue(own.launched.launch)
         device.synchronize()
 
-    return _times(one, count)
+    return _times(one, count=count)
 
 
-def _times(call: Callable[[], object], count: int) -> list[float]:
+def _times(call: Callable[[], object], afterwards: Callable[[], object] = _nothing, *, count: int) -> list[float]:
     times = []
     for _ in range(count):
         began = time.perf_counter()
         call()
         times.append((time.perf_counter() - began) * 1e6)
+        afterwards()
     return times
 
 
 def _p50(times: list[float]) -> float:
     return round(statistics.median(times), 1)
+
+
+def _p99(times: list[float]) -> float:
+    return round(sorted(times)[int(len(times) * 0.99)], 1)
 
 
 def main(text: str) -> None:

@@ -17,6 +17,7 @@ from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.slot_round import (
     NUM_STATE_WORDS,
     LaunchedRound,
+    SlotInputs,
     SlotPlace,
     StatusNumbers,
     capture_slot_round,
@@ -58,6 +59,14 @@ class Device:
             return
         with torch.cuda.stream(self._stream), torch.inference_mode():
             work()
+
+    def copy(self, target: DeviceRange, source: Tensor) -> None:
+        """Puts a copy onto the stream, as a kernel of the target's would write; on whichever GPU the memory lies.
+
+        `source` is on this device, dense, and kept until the stream is past it.
+        """
+        self.gpu.driver.make_current(self.gpu.device)
+        self.gpu.driver.copy(self.stream, target.pointer, source.data_ptr(), target.nbytes)
 
     def synchronize(self) -> None:
         """Waits for the stream."""
@@ -117,24 +126,27 @@ class Verify:
         return max((time.perf_counter() - began) * 1e6 / 20, 1e-3)
 
 
-def pairs_bytes(layout: ArenaLayout, first_key: int, width: int, dtype: torch.dtype) -> Tensor:
+def pair_tokens(variant: int) -> list[int]:
+    """The tokens of a variant's pairs."""
+    return [1 + (variant * NUM_PAIRS + index) % 60 for index in range(NUM_PAIRS)]
+
+
+def pair_rows(width: int, dtype: torch.dtype, variant: int) -> Tensor:
+    """The hidden rows of a variant's pairs."""
+    return torch.randn(NUM_PAIRS, width, generator=torch.Generator().manual_seed(variant)).to(dtype)
+
+
+def pairs_bytes(layout: ArenaLayout, first_key: int, width: int, dtype: torch.dtype, variant: int = 0) -> Tensor:
     """The input part of a slot, from `first_key` to the last hidden row, as the target's kernels would leave it."""
     fields = layout.fields
     data = bytearray(fields.hidden - fields.first_key)
     struct.pack_into("<q", data, 0, first_key)
     struct.pack_into("<i", data, fields.pair_count - fields.first_key, NUM_PAIRS)
-    struct.pack_into(f"<{NUM_PAIRS}i", data, fields.tokens - fields.first_key, *range(1, NUM_PAIRS + 1))
-    rows = torch.randn(NUM_PAIRS, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+    struct.pack_into(f"<{NUM_PAIRS}i", data, fields.tokens - fields.first_key, *pair_tokens(variant))
+    rows = pair_rows(width, dtype, variant)
     packed = torch.zeros(NUM_PAIRS, layout.row_stride, dtype=torch.uint8)
     packed[:, : rows.shape[1] * rows.element_size()] = rows.contiguous().view(torch.uint8)
     return torch.cat((torch.tensor(list(data), dtype=torch.uint8), packed.flatten()))
-
-
-def range_bytes(memory: DeviceRange, device: torch.device) -> Tensor:
-    """GPU memory of the arena as uint8."""
-    from drafter_service.memory.device_view import bytes_at
-
-    return bytes_at(memory.pointer, memory.nbytes, device)
 
 
 @dataclass(slots=True)
@@ -176,7 +188,16 @@ def make_own_round(checkpoint: Path, device: Device, num_drafts: int, dtype: str
         numbers=NUMBERS,
     )
     launched = capture_slot_round(head, pool, shape, place)
-    inputs = launched.round.inputs
+    _fill(launched.round.inputs, num_drafts)
+    begin = layout.slots + layout.fields.first_key
+    prepared = pairs_bytes(layout, NUM_CONTEXT_ROWS, width, item)
+    if torch_device.type == "cuda":
+        torch.cuda.synchronize(torch_device)  # the device's own stream waits for no other
+    return OwnRound(launched, arena[begin : begin + len(prepared)])
+
+
+def _fill(inputs: SlotInputs, num_drafts: int) -> None:
+    """What the service's planner would say about the round."""
     for name, value in (
         ("ticket", 1),
         ("op", 1),
@@ -188,9 +209,6 @@ def make_own_round(checkpoint: Path, device: Device, num_drafts: int, dtype: str
         getattr(inputs, name).fill_(value)
     inputs.is_real.fill_(value=True)
     inputs.page_table.copy_(torch.arange(8)[None])
-    begin = layout.slots + layout.fields.first_key
-    prepared = pairs_bytes(layout, NUM_CONTEXT_ROWS, width, item)
-    return OwnRound(launched, arena[begin : begin + len(prepared)])
 
 
 def _pool(head: MtpHead) -> KvPool:

@@ -55,7 +55,7 @@ def measure_acceptance(
     accepted: list[int] = []
     with (
         ServiceProcess(service_config(head)) as reached,
-        Client(reached.target, max_drafts=plan.num_drafts, client_name="acceptance") as client,
+        Client(reached.target, memory=target.memory, max_drafts=plan.num_drafts, client_name="acceptance") as client,
     ):
         for number, context in enumerate(contexts):
             if number % PROGRESS_POSITIONS == 0:
@@ -121,4 +121,4 @@ def _read(target: Target, context: tuple[int, ...], num_next: int) -> tuple[list
     while len(grown) < num_next:
         newest = torch.tensor([grown[-1:]], device=target.device)
         grown.append(int(target.model(newest, past_key_values=cache).logits[0, -1].argmax()))
-    return grown, state[0].float().cpu().contiguous()
+    return grown, state[0].float().contiguous()

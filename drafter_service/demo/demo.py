@@ -79,8 +79,9 @@ def run_demo(
     prompts = pick_prompts(TEXTS, target.tokenizer, plan.num_prompts, plan.num_prompt_tokens, plan.seed)
     with ServiceProcess(service_config(plan.head)) as reached:
         say(f"the service runs as process {reached.pid}, the target here on {target.device}")
-        say(f"metrics while it runs: {reached.metrics}\n")
-        with Client(reached.target, max_drafts=plan.num_drafts, client_name="demo") as client:
+        say(f"metrics while it runs: {reached.metrics}")
+        with Client(reached.target, memory=target.memory, max_drafts=plan.num_drafts, client_name="demo") as client:
+            say(f"hidden states travel through {page.MEMORY_WORDS[client.memory_kind]}\n")
             race = Race(target, client, prompts, num_new=plan.num_new, num_drafts=plan.num_drafts, decoding=decoding)
             warm_up = race.warm_up(tell)
             _show_text(target, prompts, warm_up, painter, say)
@@ -95,9 +96,15 @@ def run_demo(
 
 
 def service_config(head: Path) -> ServiceConfig:
-    """Settings of the demo's service."""
+    """Settings of the demo's service: on a GPU if there is one, with the weights as they are stored there too."""
     return ServiceConfig(
-        checkpoint=head, target_checkpoint=TARGET, kv_bytes=64 * MIB, torch_threads=1, log_level="warning"
+        checkpoint=head,
+        target_checkpoint=TARGET,
+        kv_bytes=64 * MIB,
+        max_batch=1,  # one sequence at a time
+        lm_head="as-stored",
+        torch_threads=1,
+        log_level="warning",
     )
 
 

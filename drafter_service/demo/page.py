@@ -8,7 +8,13 @@ from drafter_service.demo.painting import Ink, Painter, paint_generation
 from drafter_service.demo.prompts import Prompt
 from drafter_service.demo.race import DRAFTED, GENERATE, LOOP, Outcome
 from drafter_service.demo.tally import Tally
+from specdraft.words import MemoryKind
 
+MEMORY_WORDS = {
+    MemoryKind.CUDA: "GPU memory that both processes map (CUDA IPC)",
+    MemoryKind.HOST: "memory that both processes map",
+    MemoryKind.INLINE: "messages",
+}
 PROMPT_LINES = 3
 BAR_WIDTH = 30
 PER_INDEX = 'specdraft_accepted_tokens_per_index_total{{draft_index="{}"}}'

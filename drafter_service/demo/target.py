@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer
@@ -31,6 +31,11 @@ class Target:
     model: Any
     tokenizer: Any
     device: torch.device
+
+    @property
+    def memory(self) -> Literal["cuda", "auto"]:
+        """How its hidden states reach the service: on a GPU they stay on it."""
+        return "cuda" if self.device.type == "cuda" else "auto"
 
     def generate(self, prompt: tuple[int, ...], num_new: int, decoding: Any = None) -> tuple[int, ...]:
         """Greedily generates after a prompt.

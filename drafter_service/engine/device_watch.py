@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from drafter_service.engine.batch import RunEntry, Runner, RunResult
+from drafter_service.memory.device_view import on_device
 
 SIGNS = ("CUDA error", "Triton Error [CUDA]")
 """What faults say of themselves where PyTorch is older than 2.8, or where Triton met them."""
@@ -51,7 +52,8 @@ class DeviceWatch:
         """As the runner's own."""
         began = self._clock()
         try:
-            return self._runner.run(entries)
+            with on_device(self._device):
+                return self._runner.run(entries)
         except RuntimeError as error:
             if is_fault(error) and not self._was_lost_now():
                 self._on_fault()
@@ -62,7 +64,7 @@ class DeviceWatch:
     def probe(self) -> None:
         """Asks the device for a sign of life. Raises what it says."""
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            torch.cuda.current_stream(self._device).synchronize()  # the whole device would wait for every lane's verify
 
     def _was_lost_now(self) -> bool:
         """Asks the device: after some faults (an illegal address, for example) every later call fails as well."""

@@ -27,13 +27,13 @@ DRAFT_SHARE = 0.1
 """Weight of a new batch in the running cost of a draft."""
 
 TAKE_ALONG_SHARE = 0.5
-TAKE_ALONG_S = 5e-3
-"""A batch waits at most this share of a usual batch, and at most this long, for calls that are being decoded."""
+TAKE_ALONG_S = 12e-3
+"""A batch waits at most this share of a usual batch, and at most this long, for calls that are arriving."""
 
 ABOUT_S = 0.5
 GLANCE_S = 300e-6
-GLANCE_SHARE = 30
-"""How long a glance at the door takes, and how many of them a usual batch must be worth."""
+IN_VAIN_SHARE = 0.06
+"""How long a glance at the door takes, and the share of a usual batch that glances may take without anybody there."""
 
 YIELD_S = 50e-6
 """How long the decoding threads are let run in between."""
@@ -225,14 +225,18 @@ class Engine:
             return
         patience = min(TAKE_ALONG_SHARE * self._batch_s, TAKE_ALONG_S)
         until = self._clock() + patience
-        # Where other sessions have written lately, a glance whether they are at the door, and one more as long as
-        # somebody was: Python shows it only to those who let go of the interpreter.
-        glance = self._batch_s > GLANCE_SHARE * GLANCE_S and self._others_are_about()
-        while self._is_open and (glance or self.arrivals) and self._clock() < until:
+        # Where other sessions have written lately, glances whether they are at the door, until a few in a row have
+        # found nobody: Python shows it only to those who let go of the interpreter.
+        most = int(IN_VAIN_SHARE * self._batch_s / GLANCE_S) if self._others_are_about() else 0
+        glances = most
+        while self._is_open and (glances or self.arrivals) and self._clock() < until:
             num_waiting = len(self._scheduler)
-            time.sleep(GLANCE_S if glance else YIELD_S)
+            time.sleep(GLANCE_S if glances else YIELD_S)
             self._take_in()
-            glance = glance and len(self._scheduler) > num_waiting and self._others_are_about()
+            if len(self._scheduler) > num_waiting:
+                glances = most if self._others_are_about() else 0
+            else:
+                glances = max(glances - 1, 0)
 
     def _others_are_about(self) -> bool:
         """Whether a session that has nothing waiting has written within the last moments."""

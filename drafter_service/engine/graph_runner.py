@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
 from drafter_service.engine.batch import RunEntry, Runner, RunResult
+from drafter_service.engine.captures import capture_stream, captured
+from drafter_service.engine.forwards import new_graph_memory
+from drafter_service.engine.graph_buffers import BatchBuffers
 from drafter_service.engine.operations import Stop
-from drafter_service.engine.round_core import RoundInputs, RoundOutputs, RoundShape, make_inputs, run_round
+from drafter_service.engine.round_core import Round, RoundShape
 from drafter_service.heads import MtpHead
-from drafter_service.memory.hiddens import tensor_of
 from drafter_service.state.pool import KvPool
+
+__all__ = ["GraphLimits", "GraphObserver", "GraphRunner", "bucket", "new_graph_memory"]
 
 _log = logging.getLogger(__name__)
 
 WARM_UPS = 2
 """Eager runs before a capture: libraries allocate and choose kernels on their first calls."""
+
+SHORT_ROWS: Final = 2048
+"""Rows up to which kernels have shapes of their own; beyond, one shape is for all lengths."""
 
 
 class GraphObserver(Protocol):
@@ -30,61 +37,38 @@ class GraphObserver(Protocol):
         """A graph was captured."""
 
 
-@dataclass(slots=True)
-class CapturedRound:
-    """A round of one shape, ready to be launched.
+def capture(
+    run: Callable[[], Any], device: torch.device, graph_memory: Any, warm: Callable[[], Any] | None = None
+) -> Callable[[], Any]:
+    """What runs `run` again: a CUDA graph on a GPU, the same operations one by one on a CPU.
 
-    Attributes:
-        inputs: what to fill before.
-        outputs: what to read after.
-        launch: runs it, on the current stream.
+    `graph_memory` is PyTorch's, shared by rounds of which never two run at once. `warm` runs before instead of `run`.
     """
-
-    inputs: RoundInputs
-    outputs: RoundOutputs
-    launch: Callable[[], None]
-
-
-def capture_round(
-    head: MtpHead, pool: KvPool, shape: RoundShape, spare_page: int, graph_memory: Any = None
-) -> CapturedRound:
-    """Makes a round of one shape: a CUDA graph on a GPU, the same operations one by one on a CPU.
-
-    `graph_memory` is shared by rounds of which never two run at once.
-    """
-    inputs = make_inputs(shape, head, spare_page)
-    if head.device.type != "cuda":
-        outputs = run_round(head, pool, shape, inputs)
-
-        def launch() -> None:
-            for kept, new in zip(_tensors(outputs), _tensors(run_round(head, pool, shape, inputs)), strict=True):
-                kept.copy_(new)
-
-        return CapturedRound(inputs, outputs, launch)
-    stream = torch.cuda.Stream(head.device)
-    stream.wait_stream(torch.cuda.current_stream(head.device))
+    if device.type != "cuda":
+        return run
+    stream = capture_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
-            run_round(head, pool, shape, inputs)
+            (warm or run)()
     stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=graph_memory, stream=stream, capture_error_mode="thread_local"):
-        outputs = run_round(head, pool, shape, inputs)
-    return CapturedRound(inputs, outputs, graph.replay)
-
-
-def _tensors(outputs: RoundOutputs) -> tuple[torch.Tensor, ...]:
-    return outputs.drafts, outputs.logprobs, outputs.draft_count, outputs.stop, outputs.is_broken
-
-
-def new_graph_memory(device: torch.device) -> Any:
-    """Memory that graphs share: each would keep its own intermediate results otherwise. None on a CPU."""
-    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+    return captured(run, device, graph_memory)
 
 
 def bucket(count: int, most: int) -> int:
     """The smallest power of two that holds `count`, at most `most`."""
     return min(1 << max(count - 1, 0).bit_length(), most)
+
+
+def table_pages(head: MtpHead, pool: KvPool, num_pages: int, most: int) -> int:
+    """Pages of the table that a batch gets whose longest sequence has so many, at most `most`.
+
+    Kernels follow a sequence's rows alone, so two widths serve all; plain attention takes the time of the whole table.
+    """
+    if not head.runs_kernels:
+        return bucket(num_pages, most)
+    short = min(-(-SHORT_ROWS // pool.shape.page_rows), most)
+    return short if num_pages <= short else most
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +79,7 @@ class GraphLimits:
         max_batch: most entries.
         max_drafts: K_max; an entry has at most K_max + 1 pairs.
         max_pages: most pages of a sequence.
-        warm_pages: page counts up to this are captured before they are needed.
+        warm_pages: of a head without kernels, page counts up to this are captured before they are needed.
     """
 
     max_batch: int
@@ -128,10 +112,11 @@ class GraphRunner:
         self._head = head
         self._pool = pool
         self._limits = limits
-        self._spare_page = pool.spare_page
         self._observer = observer
-        self._rounds: dict[RoundShape, CapturedRound] = {}
+        self._rounds: dict[RoundShape, Callable[[], Any]] = {}
+        self._buffers: dict[int, BatchBuffers] = {}
         self._graph_memory = new_graph_memory(head.device)
+        self._short_pages = table_pages(head, pool, 1, limits.max_pages)
 
     @property
     def num_captured(self) -> int:
@@ -140,12 +125,22 @@ class GraphRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Captures every shape of few pages without masks, so that no call waits for it."""
+        """Captures what no call shall wait for: with kernels every shape, else those of few pages without masks."""
         limits = self._limits
         for batch in _powers(limits.max_batch):
             for drafts in range(limits.max_drafts + 1):
-                for pages in _powers(min(limits.warm_pages, limits.max_pages)):
-                    self._round(RoundShape(batch, limits.max_drafts + 1, drafts, pages))
+                for pages, is_general in self._warm_pages():
+                    self._round(RoundShape(batch, limits.max_drafts + 1, drafts, pages, is_general, is_general))
+
+    def _warm_pages(self) -> Iterator[tuple[int, bool]]:
+        """Pages, and whether masks and kept drafts are possible too."""
+        limits = self._limits
+        if not self._head.runs_kernels:
+            yield from ((pages, False) for pages in _powers(min(limits.warm_pages, limits.max_pages)))
+            return
+        for pages in {self._short_pages, limits.max_pages}:
+            yield pages, False
+        yield limits.max_pages, True
 
     @torch.inference_mode()
     def run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
@@ -153,66 +148,57 @@ class GraphRunner:
         shape = self._shape(entries)
         if shape is None:
             return self._eager.run(entries)
-        captured = self._round(shape)
-        self._fill(captured.inputs, entries)
-        overwritten = torch.tensor(overwritten_slots(entries, self._pool.shape.page_rows), dtype=torch.int64)
-        overwritten = overwritten.to(self._head.device)
-        saved = self._pool.read(overwritten)
+        launch, buffers = self._round(shape), self._buffers[shape.batch]
+        buffers.fill(entries, shape)
+        overwritten = overwritten_slots(entries, self._pool.shape.page_rows)
+        slots = torch.tensor(overwritten).to(self._head.device) if overwritten else None
+        saved = None if slots is None else self._pool.read(slots)
         try:
-            captured.launch()
-            return _results(captured.outputs, entries)
+            launch()
+            return _results(buffers.read(), entries)
         except BaseException:
-            self._pool.restore(overwritten, saved)
+            if slots is not None and saved is not None:
+                self._pool.restore(slots, saved)
             raise
 
     def _shape(self, entries: Sequence[RunEntry]) -> RoundShape | None:
-        limits, page_rows = self._limits, self._pool.shape.page_rows
+        limits = self._limits
         pairs = max(len(entry.tokens) for entry in entries)
         drafts = max(entry.num_drafts for entry in entries)
         if pairs > limits.max_drafts + 1 or len(entries) > limits.max_batch or drafts > limits.max_drafts:
             return None
-        rows = max(entry.num_rows + entry.num_draft_rows for entry in entries)
         has_masks = any(entry.masks is not None for entry in entries)
-        pages = bucket(-(-rows // page_rows), limits.max_pages)
-        return RoundShape(bucket(len(entries), limits.max_batch), limits.max_drafts + 1, drafts, pages, has_masks)
+        keeps_drafts = any(entry.keeps_drafts for entry in entries)
+        rows = max(entry.num_rows + entry.num_draft_rows for entry in entries)
+        pages = -(-rows // self._pool.shape.page_rows)
+        batch = bucket(len(entries), limits.max_batch)
+        pages = table_pages(self._head, self._pool, pages, limits.max_pages)
+        if self._head.runs_kernels and (has_masks or keeps_drafts):
+            pages, has_masks, keeps_drafts = limits.max_pages, True, True
+        return RoundShape(batch, limits.max_drafts + 1, drafts, pages, has_masks, keeps_drafts)
 
-    def _round(self, shape: RoundShape) -> CapturedRound:
+    def _round(self, shape: RoundShape) -> Callable[[], Any]:
         if shape not in self._rounds:
             began = time.perf_counter()
-            self._rounds[shape] = capture_round(self._head, self._pool, shape, self._spare_page, self._graph_memory)
-            seconds = time.perf_counter() - began
+            self._rounds[shape] = self._captured(shape)
             if self._observer is not None:
                 self._observer.graph_captured()
-            _log.debug("captured %s in %.3f s", shape, seconds)
+            _log.debug("captured %s in %.3f s", shape, time.perf_counter() - began)
         return self._rounds[shape]
 
-    def _fill(self, inputs: RoundInputs, entries: Sequence[RunEntry]) -> None:
-        """Puts a batch into the buffers: one small copy a buffer."""
-        batch, pairs = inputs.tokens.shape
-        padding = batch - len(entries)
-
-        def put(target: torch.Tensor, values: list[float], fill: float) -> None:
-            target.copy_(torch.tensor([*values, *[fill] * padding], dtype=target.dtype), non_blocking=True)
-
-        put(inputs.is_live, [True] * len(entries), fill=False)
-        put(inputs.first_key, [entry.first_key for entry in entries], 0)
-        put(inputs.row_begin, [entry.row_begin for entry in entries], 0)
-        put(inputs.pair_count, [len(entry.tokens) for entry in entries], 1)
-        put(inputs.num_drafts, [entry.num_drafts for entry in entries], 0)
-        floors = [-torch.inf if entry.min_logprob is None else entry.min_logprob for entry in entries]
-        put(inputs.min_logprob, floors, -torch.inf)
-        put(inputs.keeps_drafts, [entry.keeps_drafts for entry in entries], fill=False)
-        tokens = torch.zeros(batch, pairs, dtype=torch.int64)
-        table = torch.full(inputs.page_table.shape, self._spare_page, dtype=torch.int64)
-        for index, entry in enumerate(entries):
-            tokens[index, : len(entry.tokens)] = torch.tensor(entry.tokens)
-            inputs.hiddens[index, : len(entry.tokens)] = tensor_of(entry.hiddens)
-            used = min(len(entry.pages), table.shape[1])
-            table[index, :used] = torch.frombuffer(entry.pages, dtype=torch.int32, count=used)
-            if inputs.masks is not None:
-                inputs.masks[index] = True if entry.masks is None else _spread(entry.masks, inputs.masks.shape[1])
-        inputs.tokens.copy_(tokens, non_blocking=True)
-        inputs.page_table.copy_(table, non_blocking=True)
+    def _captured(self, shape: RoundShape) -> Callable[[], Any]:
+        head, limits = self._head, self._limits
+        if shape.batch not in self._buffers:
+            self._buffers[shape.batch] = BatchBuffers(head, shape.batch, limits.max_drafts, self._short_pages)
+        buffers = self._buffers[shape.batch]
+        # One for all batches: the largest has room for any.
+        forward = self._graph_memory.forward(
+            head, self._pool, limits.max_batch, limits.max_batch * (limits.max_drafts + 1)
+        )
+        inputs = buffers.inputs(shape)
+        made = Round(forward, shape, self._pool.shape.page_rows, head.device, buffers.state)
+        buffers.empty()
+        return capture(lambda: made.run(inputs), head.device, self._graph_memory.handle)
 
 
 def overwritten_slots(entries: Sequence[RunEntry], page_rows: int) -> list[int]:
@@ -228,14 +214,9 @@ def _powers(most: int) -> list[int]:
     return sorted({bucket(count, most) for count in range(1, most + 1)})
 
 
-def _spread(masks: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """One mask a draft: the last one again where there are fewer."""
-    return masks[torch.arange(num_rows).clamp(max=len(masks) - 1)]
-
-
-def _results(outputs: RoundOutputs, entries: Sequence[RunEntry]) -> list[RunResult]:
-    counts, stops, broken = outputs.draft_count.tolist(), outputs.stop.tolist(), outputs.is_broken.tolist()
-    drafts, logprobs = outputs.drafts.tolist(), outputs.logprobs.tolist()
+def _results(outputs: dict[str, torch.Tensor], entries: Sequence[RunEntry]) -> list[RunResult]:
+    counts, stops, broken = (outputs[name].tolist() for name in ("draft_count", "stop", "is_broken"))
+    drafts, logprobs = outputs["drafts"].tolist(), outputs["logprobs"].tolist()
     if any(broken[: len(entries)]):
         raise ArithmeticError("the head computed NaN")
     return [

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from drafter_service.engine.engine import Engine
-from drafter_service.engine.graph_runner import bucket, new_graph_memory
+from drafter_service.engine.graph_runner import bucket, new_graph_memory, table_pages
 from drafter_service.engine.lane_plan import PlannedSlot, enter_slot, plan_slot, read_mirror
 from drafter_service.engine.operations import Call, CloseSession, LaneWrite, Operation, Outcome, Task
 from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.slot_round import NUM_MIRROR_WORDS, LaunchedRound, SlotPlace, capture_slot_round
 from drafter_service.heads import MtpHead
 from drafter_service.memory.device_loss import DeviceLoss
+from drafter_service.memory.device_view import on_device
 from drafter_service.memory.lanes import Lane, LaneObserver, LaneWork, Watchdog
+from drafter_service.memory.layout import NONCE_BYTES
 from drafter_service.state.pool import KvPool
 from specdraft.errors import Reason, SpecdraftError, make_error
 
@@ -64,6 +66,21 @@ class LaneContext:
     indices: dict[bytes, int] = field(default_factory=dict)
     free_indices: list[int] = field(default_factory=list)
     graph_memory: Any = None
+
+    @property
+    def nonce(self) -> Tensor:
+        """The arena's 16 bytes that prove mappings."""
+        begin = self.place.layout.nonce
+        return self.place.arena[begin : begin + NONCE_BYTES]
+
+
+@torch.inference_mode()
+def _invert(values: Tensor) -> None:
+    values.bitwise_not_()
+
+
+def _nothing() -> None:
+    pass
 
 
 class LaneDesk:
@@ -107,23 +124,52 @@ class LaneDesk:
         self.watchdog = Watchdog(self._on_news, observer)
 
     def prepare(self, context: LaneContext, num_slots: int, ready: threading.Event) -> None:
-        """Takes a lane up; `ready` is set once what its first rounds need has been made."""
+        """Takes a lane up; `ready` is set once its rounds have been made, one a turn: others get theirs in between."""
+        shapes = iter(self._first_shapes(context.num_pairs, num_slots))
+
+        def make() -> None:
+            shape = next(shapes, None)
+            if shape is None:
+                ready.set()
+                return
+            self._round(context, shape)
+            self._later(make)
 
         def add() -> None:
-            self._add(context, num_slots)
-            ready.set()
+            self._add(context)
+            self._later(make)
 
         self._later(add)
 
     @torch.inference_mode()
-    def _add(self, context: LaneContext, num_slots: int) -> None:
+    def _add(self, context: LaneContext) -> None:
         context.graph_memory = new_graph_memory(self._head.device)
         context.free_indices = list(range(context.place.states.shape[0] - 1))
         self._contexts[context.lane] = context
-        drafts = context.num_pairs - 1
-        for batch in sorted({bucket(1, num_slots), bucket(num_slots, self._max_batch)}):
-            self._round(context, RoundShape(batch, context.num_pairs, drafts, bucket(1, self._max_pages)))
         self.watchdog.watch(context.lane)
+
+    @torch.inference_mode()
+    def warm_up(self, place: SlotPlace, num_slots: int, num_pairs: int) -> None:
+        """Makes rounds of every batch in a place that is nobody's, before there are calls."""
+        with on_device(self._head.device):
+            _invert(torch.zeros(NONCE_BYTES, dtype=torch.uint8, device=self._head.device))
+            for shape in self._first_shapes(num_pairs, num_slots):
+                if shape.drafts == num_pairs - 1:
+                    capture_slot_round(self._head, self._pool, shape, place).launch()
+
+    def _first_shapes(self, num_pairs: int, num_slots: int) -> Iterator[RoundShape]:
+        """Every batch and number of drafts for sequences that are not long, and for the others what is likeliest."""
+        most = bucket(num_slots, self._max_batch)
+        batches = sorted({bucket(count, most) for count in range(1, most + 1)})
+        short, most_drafts = self._table_pages(1), max(num_pairs - 1, 1)
+        for batch in batches:
+            for drafts in range(1, most_drafts + 1):
+                yield RoundShape(batch, num_pairs, drafts, short)
+        if self._head.runs_kernels and short < self._max_pages:
+            yield from (RoundShape(batch, num_pairs, most_drafts, self._max_pages) for batch in {1, most})
+
+    def _table_pages(self, num_pages: int) -> int:
+        return table_pages(self._head, self._pool, num_pages, self._max_pages)
 
     def begin(
         self,
@@ -142,6 +188,20 @@ class LaneDesk:
         with self._lock:
             self._pending.update((write.session_id, write.sequence_id) for write in writes)
         self._later(partial(self._plan, context, ticket, writes, on_done))
+
+    def begin_proof(self, context: LaneContext, ticket: int, ready_timeout_s: float) -> None:
+        """Takes a round that inverts the arena's nonce on the device and does no more. Raises if it is refused."""
+        try:
+            context.lane.take(ticket, ready_timeout_s, is_counted=False)
+        except SpecdraftError:
+            self._later(partial(self._pump, context))
+            raise
+
+        def plan() -> None:
+            context.works[ticket] = LaneWork(_nothing, partial(_invert, context.nonce), _nothing)
+            self._pump(context)
+
+        self._later(plan)
 
     def accept(self, call: Call) -> None:
         """`Engine.accept`, as soon as no round of the call's sequences is under way."""
@@ -179,7 +239,8 @@ class LaneDesk:
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
-            action()
+            with on_device(self._head.device):
+                action()
         except Exception as error:
             self._loss.seen(error)
             raise
@@ -241,7 +302,7 @@ class LaneDesk:
             if sequence_id not in context.indices:
                 context.indices[sequence_id] = context.free_indices.pop()
             indices.append(context.indices[sequence_id])
-        pages = bucket(max(len(one.pages) for one in planned), self._max_pages)
+        pages = self._table_pages(max(len(one.pages) for one in planned))
         drafts = max(1, *(one.operation.num_drafts for one in planned))
         shape = RoundShape(bucket(len(planned), self._max_batch), context.num_pairs, drafts, pages)
         launched = self._round(context, shape)
@@ -260,7 +321,10 @@ class LaneDesk:
             for index, state in states:
                 place.states[index : index + 1].copy_(state, non_blocking=True)
             for name, values in staged.items():
-                getattr(inputs, name).copy_(values, non_blocking=True)
+                target = getattr(inputs, name)
+                if name == "page_table":
+                    target = target[:, : values.shape[1]]
+                target.copy_(values, non_blocking=True)
 
         @torch.inference_mode()
         def collect() -> None:
@@ -278,7 +342,9 @@ class LaneDesk:
         padding = shape.batch - len(planned)
         nobody = context.place.states.shape[0] - 1
         spare = self._pool.spare_page
-        table = [[*one.pages, *[spare] * (shape.pages - len(one.pages))][: shape.pages] for one in planned]
+        # Of a long table the columns that are used: what is beyond a sequence's rows is never followed.
+        width = min(bucket(max(len(one.pages) for one in planned), shape.pages), shape.pages)
+        table = [[*one.pages, *[spare] * (width - len(one.pages))][:width] for one in planned]
         asked = [one.operation for one in planned]
         first = asked[0].slot
         floors = [-math.inf if one.min_logprob is None else one.min_logprob for one in asked]
@@ -292,12 +358,14 @@ class LaneDesk:
             "planned_stop": self._host([*[one.stop.value for one in planned], *[0] * padding]),
             "max_keys": self._host([*[one.sequence.max_keys for one in planned], *[0] * padding]),
             "num_rows_max": self._host([*[one.num_rows_max for one in planned], *[0] * padding]),
-            "page_table": self._host([*table, *[[spare] * shape.pages] * padding]),
+            "page_table": self._host([*table, *[[spare] * width] * padding], torch.int32),
             "min_logprob": self._host([*floors, *[-math.inf] * padding]),
         }
 
-    def _host(self, values: list[int] | list[bool] | list[float] | list[list[int]]) -> Tensor:
-        made = torch.tensor(values)
+    def _host(
+        self, values: list[int] | list[bool] | list[float] | list[list[int]], dtype: torch.dtype | None = None
+    ) -> Tensor:
+        made = torch.tensor(values, dtype=dtype)
         return made.pin_memory() if self._head.device.type == "cuda" else made
 
     def _host_like(self, of: Tensor) -> Tensor:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from drafter_kernels.paged_attention import paged_attention
+from drafter_kernels.lm_head import GrammarMasks
 from drafter_service.engine.batch import RunEntry, RunResult
+from drafter_service.engine.eager_steps import FEW_ROWS, EagerSteps, make_steps
+from drafter_service.engine.mask_words import pack_masks
 from drafter_service.engine.operations import Stop
 from drafter_service.heads import MtpHead
 from drafter_service.memory.hiddens import tensor_of
 from drafter_service.state.pool import KvPool
-
-FEW_ROWS = 32
 
 
 class EagerRunner:
@@ -26,11 +24,19 @@ class EagerRunner:
     Args:
         head: computes.
         pool: remembers.
+        max_batch: most entries that are expected.
+        steps: computes in the head's place; None = as the head does.
     """
 
-    def __init__(self, head: MtpHead, pool: KvPool) -> None:
+    def __init__(self, head: MtpHead, pool: KvPool, max_batch: int = 64, steps: EagerSteps | None = None) -> None:
         self._head = head
         self._pool = pool
+        self._steps = steps or make_steps(head, pool, max_batch)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Has every kernel compiled that a batch may need."""
+        self._steps.warm_up()
 
     @torch.inference_mode()
     def run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
@@ -46,15 +52,16 @@ class EagerRunner:
 
     def _run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
         last_inputs = self._absorb(entries)
+        words, bases = self._masks(entries)
         chains = [
-            _Chain(entry, index, entry.first_key + len(entry.tokens) - 1, entry.num_rows)
+            _Chain(entry, index, entry.first_key + len(entry.tokens) - 1, entry.num_rows, bases[index])
             for index, entry in enumerate(entries)
         ]
         active = [chain for chain in chains if chain.entry.num_drafts > 0]
         inputs = last_inputs if len(active) == len(chains) else last_inputs[[chain.index for chain in active]]
         page_table = self._page_table(active) if active else torch.empty(0)
         while active:
-            recycled = self._draft(active, inputs, page_table)
+            recycled = self._draft(active, inputs, page_table, words)
             if not all(chain.goes_on for chain in active):
                 self._keep_last_drafts(active, recycled)
                 going = [position for position, chain in enumerate(active) if chain.goes_on]
@@ -71,12 +78,9 @@ class EagerRunner:
         slots = _joined([self._slots(e, e.row_begin, e.num_rows) for e in entries])
         hiddens = _joined([tensor_of(entry.hiddens) for entry in entries])
         device = self._head.device
-        writer = _SlotWriter(self._pool, slots.to(device))
-        inputs = self._head.absorb(tokens.to(device), hiddens.to(device), keys.to(device), writer)
-        if len(entries) == 1:
-            return inputs[-1:]
         ends = torch.tensor([len(entry.tokens) for entry in entries]).cumsum(0) - 1
-        return inputs[ends.to(device)]
+        hiddens = hiddens.to(device=device, dtype=self._head.dtype)
+        return self._steps.absorb(tokens.to(device), hiddens, keys.to(device), slots.to(device), ends.to(device))
 
     def _keep_last_drafts(self, chains: Sequence[_Chain], recycled: Tensor) -> None:
         """Writes the row of the last draft of each chain that has ended and whose drafts are kept."""
@@ -93,31 +97,32 @@ class EagerRunner:
         device = self._head.device
         tokens = torch.tensor([chain.drafts[-1] for chain in chains], device=device)
         keys = torch.tensor([chain.key for chain in chains], device=device)
-        return self._head.absorb(tokens, recycled, keys, _SlotWriter(self._pool, _joined(slots).to(device)))
+        return self._steps.absorb_drafts(tokens, recycled, keys, _joined(slots).to(device))
 
-    def _draft(self, chains: Sequence[_Chain], inputs: Tensor, page_table: Tensor) -> Tensor:
+    def _draft(self, chains: Sequence[_Chain], inputs: Tensor, page_table: Tensor, words: Tensor | None) -> Tensor:
         """Makes the next draft of each chain; returns the hidden that each would go on with, [B, W]."""
         device = self._head.device
-        reader = _PageReader(self._pool, page_table, [chain.num_rows for chain in chains])
         keys = torch.tensor([chain.key for chain in chains], device=device)
-        output = self._head.finish(inputs, keys, reader)
-        logits = self._masked(chains, output.logits)
-        # The id from the logits themselves: subtracting the normaliser may round two of them into one.
-        ids = logits.max(dim=-1).indices
-        logprobs = logits.log_softmax(dim=-1).gather(1, ids[:, None])[:, 0]
-        for chain, draft, logprob in zip(chains, ids.tolist(), logprobs.tolist(), strict=True):
-            chain.add(draft, logprob)
-        return output.recycle
+        masks = None
+        if words is not None:
+            rows = torch.tensor([chain.mask_row for chain in chains], dtype=torch.int32, device=device)
+            masks = GrammarMasks(words, rows)
+        draft = self._steps.draft(inputs, keys, page_table, [chain.num_rows for chain in chains], masks)
+        ids = draft.ids.tolist()
+        is_nan = draft.witness.isnan().any(-1).tolist() if min(ids) < 0 else [False] * len(ids)
+        for chain, *found in zip(chains, ids, draft.logprobs.tolist(), is_nan, strict=True):
+            chain.add(*found)
+        return draft.recycle
 
-    def _masked(self, chains: Sequence[_Chain], logits: Tensor) -> Tensor:
-        if all(chain.entry.masks is None for chain in chains):
-            return logits
-        logits = logits.clone()
-        for row, chain in zip(logits, chains, strict=True):
-            mask = chain.mask
-            if mask is not None:
-                row.masked_fill_(~mask.to(row.device), float("-inf"))
-        return logits
+    def _masks(self, entries: Sequence[RunEntry]) -> tuple[Tensor | None, list[int]]:
+        """The masks of all entries, packed, and where each entry's begin; None where no entry has one."""
+        bases, given, count = [], [], 0
+        for entry in entries:
+            bases.append(count)
+            if entry.masks is not None:
+                given.append(pack_masks(entry.masks))
+                count += len(entry.masks)
+        return (torch.cat(given).to(self._head.device) if given else None), bases
 
     def _page_table(self, chains: Sequence[_Chain]) -> Tensor:
         """Pages of each chain, those of its drafts' rows included: the same for all steps of a batch. int32 [B, P]."""
@@ -162,15 +167,16 @@ class _Chain:
     index: int
     key: int
     num_rows: int
+    mask_base: int
     drafts: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stop: Stop | None = None
 
     @property
-    def mask(self) -> Tensor | None:
-        """What the next draft may be, bool [vocab]."""
+    def mask_row(self) -> int:
+        """Which of the batch's masks the next draft has to obey; -1 = none."""
         masks = self.entry.masks
-        return None if masks is None else masks[min(len(self.drafts), len(masks) - 1)]
+        return -1 if masks is None else self.mask_base + min(len(self.drafts), len(masks) - 1)
 
     @property
     def goes_on(self) -> bool:
@@ -183,10 +189,10 @@ class _Chain:
         rows_written = self.num_rows - self.entry.num_rows
         return not self.goes_on and self.entry.keeps_drafts and rows_written < len(self.drafts)
 
-    def add(self, draft: int, logprob: float) -> None:
-        """Takes up the next draft; one without a probability is none, since everything is masked."""
-        if math.isnan(logprob):
-            if self.mask is None:
+    def add(self, draft: int, logprob: float, is_nan: bool) -> None:
+        """Takes up the next draft; -1 is none: everything is masked, or the head is broken."""
+        if draft < 0:
+            if is_nan or self.entry.masks is None:
                 raise ArithmeticError("the head computed NaN")
             self.stop = Stop.GRAMMAR
             return
@@ -199,61 +205,3 @@ class _Chain:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-class _SlotWriter:
-    """Where `absorb` leaves the rows."""
-
-    def __init__(self, pool: KvPool, slots: Tensor) -> None:
-        self._pool = pool
-        self._slots = slots
-
-    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Stores one row a pair."""
-        self._pool.write(layer, self._slots, k, v)
-
-
-class _PageReader:
-    """Where `finish` finds the rows of a batch.
-
-    The reference attention gathers as many rows for every sequence as the longest has. So sequences of like lengths
-    (within a factor of two) go together: one long sequence must not make its neighbours as dear as itself.
-    """
-
-    def __init__(self, pool: KvPool, page_table: Tensor, row_counts: Sequence[int]) -> None:
-        self._pool = pool
-        self._page_table = page_table
-        self._row_count = max(row_counts)
-        self._is_small = len(row_counts) == 1 and page_table.device.type == "cpu" and pool.shape.dtype == torch.float32
-        self._row_counts = torch.tensor(row_counts, dtype=torch.int32, device=page_table.device)
-        groups: dict[int, list[int]] = {}
-        for index, count in enumerate(row_counts):
-            groups.setdefault(max(count, FEW_ROWS).bit_length(), []).append(index)
-        page_rows = pool.shape.page_rows
-        self._groups = [
-            (indices, -(-max(row_counts[index] for index in indices) // page_rows)) for indices in groups.values()
-        ]
-
-    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """Attention of one query a sequence over the rows that it holds."""
-        k_pages, v_pages = self._pool.pages(layer)
-        if self._is_small:
-            return self._attend_alone(q, k_pages, v_pages, scale)
-        if len(self._groups) == 1:
-            return paged_attention(q, k_pages, v_pages, self._page_table, self._row_counts, scale)
-        attended = torch.empty_like(q)
-        for indices, num_pages in self._groups:
-            table, counts = self._page_table[indices, :num_pages], self._row_counts[indices]
-            attended[indices] = paged_attention(q[indices], k_pages, v_pages, table, counts, scale)
-        return attended
-
-    def _attend_alone(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, scale: float) -> Tensor:
-        """The same for one sequence on a CPU: no row is there that does not count, so that fewer operations do."""
-        num_pages = -(-self._row_count // k_pages.shape[1])
-        pages = self._page_table[0, :num_pages]
-        k, v = (
-            stored.index_select(0, pages).flatten(0, 1)[: self._row_count].transpose(0, 1)
-            for stored in (k_pages, v_pages)
-        )
-        grouped = q.view(1, len(k), -1, q.shape[-1])  # a KV head's queries, side by side
-        return scaled_dot_product_attention(grouped, k[None], v[None], scale=scale).reshape(q.shape)

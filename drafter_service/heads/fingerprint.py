@@ -11,7 +11,8 @@ from dataclasses import asdict
 from typing import Final
 
 from drafter_service.heads.levers import BodyPrecision, LmHeadPrecision
-from drafter_service.heads.plan import HeadPlan
+from drafter_service.heads.plan import HeadPlan, PlannedTensor
+from drafter_service.heads.safetensors_header import StoredTensor
 
 DIGEST_BYTES: Final = 16
 _CHUNK_BYTES: Final = 16 * 2**20
@@ -37,11 +38,18 @@ def head_fingerprint(plan: HeadPlan) -> str:
     if plan.quantization is not BodyPrecision.AS_STORED:
         digest.update(json.dumps(["quantization", plan.quantization]).encode())
     for tensor in plan.tensors:
-        stored = tensor.stored
-        digest.update(json.dumps([tensor.role, tensor.layer, stored.dtype, tensor.shape]).encode())
-        # Rows beyond the vocabulary are not part of the head.
-        used_bytes = stored.num_bytes if not stored.shape else stored.num_bytes // stored.shape[0] * tensor.shape[0]
-        with stored.file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            for begin in range(stored.begin, stored.begin + used_bytes, _CHUNK_BYTES):
-                digest.update(mapped[begin : min(begin + _CHUNK_BYTES, stored.begin + used_bytes)])
+        for stored in tensor.files:
+            _add(digest, tensor, stored)
     return digest.hexdigest()
+
+
+def _add(digest: hashlib.blake2b, tensor: PlannedTensor, stored: StoredTensor) -> None:
+    """Every byte that is read of one of a weight's stored tensors."""
+    part = [stored.name.rpartition(".")[2]] if tensor.is_narrow else []
+    digest.update(json.dumps([tensor.role, tensor.layer, stored.dtype, tensor.shape, *part]).encode())
+    # Rows beyond the vocabulary are not part of the head.
+    is_whole = tensor.is_narrow or not stored.shape
+    used_bytes = stored.num_bytes if is_whole else stored.num_bytes // stored.shape[0] * tensor.shape[0]
+    with stored.file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        for begin in range(stored.begin, stored.begin + used_bytes, _CHUNK_BYTES):
+            digest.update(mapped[begin : min(begin + _CHUNK_BYTES, stored.begin + used_bytes)])

@@ -42,7 +42,7 @@ def describe_alone(checkpoint: Path) -> str:
     tensors = own_tensors(opened, reading)
     missing = " and ".join(_missing(opened, reading))
     notes = [*reading.notes, *opened.notes, f"no {missing} here: to load it, give --target-checkpoint"]
-    stored = sum(tensor.stored.num_bytes for tensor in tensors)
+    stored = sum(part.num_bytes for tensor in tensors for part in tensor.files)
     sections = [
         f"{reading.record.family} head of {checkpoint}, without its vocabulary tables",
         _computes(reading.record),
@@ -89,6 +89,7 @@ def as_json(plan: HeadPlan) -> dict[str, object]:
                 "role": tensor.role,
                 "name": tensor.stored.name,
                 "dtype": tensor.stored.dtype,
+                "format": tensor.format.value,
                 "shape": list(tensor.stored.shape),
                 "rows_used": tensor.shape[0],
                 "file": str(tensor.stored.file),
@@ -103,12 +104,13 @@ def as_json(plan: HeadPlan) -> dict[str, object]:
 
 def _memory(plan: HeadPlan) -> dict[str, int]:
     row = plan.config.kv_row_bytes
-    return {"weights": plan.weight_bytes, "kv_row": row, f"kv_page_of_{PAGE_ROWS}_rows": PAGE_ROWS * row}
+    weights = {"weights": plan.weight_bytes, "weights_on_a_gpu": plan.gpu_weight_bytes}
+    return {**weights, "kv_row": row, f"kv_page_of_{PAGE_ROWS}_rows": PAGE_ROWS * row}
 
 
 def _memory_rows(plan: HeadPlan) -> Iterable[tuple[str, str]]:
     """What loading takes beside what the files hold: of a larger table some rows only, and perhaps another type."""
-    stored = sum(tensor.stored.num_bytes for tensor in plan.tensors)
+    stored = sum(part.num_bytes for tensor in plan.tensors for part in tensor.files)
     yield "weights as stored", f"{stored:,} bytes"
     for name, count in _memory(plan).items():
         yield f"{name} loaded as {plan.config.dtype}", f"{count:,} bytes"
@@ -116,7 +118,8 @@ def _memory_rows(plan: HeadPlan) -> Iterable[tuple[str, str]]:
 
 def _tensor_row(tensor: PlannedTensor) -> tuple[str, ...]:
     shape = "x".join(str(size) for size in tensor.stored.shape)
-    return tensor.stored.name, tensor.stored.dtype, shape, str(tensor.stored.file)
+    dtype = f"{tensor.stored.dtype} ({tensor.format})" if tensor.is_narrow else tensor.stored.dtype
+    return tensor.stored.name, dtype, shape, str(tensor.stored.file)
 
 
 def _section(title: str, lines: Iterable[str]) -> str:

@@ -11,9 +11,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
 from drafter_service.heads.config import HeadConfig
+from drafter_service.heads.kernel_weights import JoinedProjections
+from drafter_service.heads.projections import num_rows, product, runs_kernels
 from drafter_service.heads.record import (
     ArchitectureRecord,
     AttentionKind,
@@ -68,7 +70,8 @@ class HeadOutput:
 class MtpHead:
     """Frozen weights and the two halves of the forward. Safe to share between threads: nothing changes.
 
-    `levers` are the settings that changed what it drafts, by name, as text.
+    `levers` are the settings that changed what it drafts, by name, as text. `joined` are the layer's projections side
+    by side, if it was loaded for kernels. `folded` are the weights with each norm's as it multiplies.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class MtpHead:
         fingerprint: str,
         *,
         levers: Mapping[str, str] = MappingProxyType({}),
+        joined: JoinedProjections | None = None,
     ) -> None:
         assert record.attention is AttentionKind.GATED_GQA
         assert record.ffn is FfnKind.DENSE_SWIGLU
@@ -88,9 +92,10 @@ class MtpHead:
         self.weights = weights
         self.fingerprint = fingerprint
         self.levers = levers
-        self.device = weights.join_proj.device
-        self.dtype = weights.join_proj.dtype
-        self._folded = _fold_norms(weights, record.norm)
+        self.joined = joined
+        self.device = weights.embedding.device
+        self.dtype = weights.embedding.dtype
+        self.folded = _fold_norms(weights, record.norm)
         self._scale = config.head_dim**-0.5
         # Angles are formed in float64: in float32 a position of 100,000 is off by thousandths of a radian.
         self._frequencies = torch.tensor(config.rope.inverse_frequencies(), dtype=torch.float64, device=self.device)
@@ -106,7 +111,12 @@ class MtpHead:
     @property
     def draft_vocab_size(self) -> int:
         """How many ids can be drafted."""
-        return len(self.weights.lm_head)
+        return num_rows(self.weights.lm_head)
+
+    @property
+    def runs_kernels(self) -> bool:
+        """Whether kernels compute it, and not the plain forward below."""
+        return runs_kernels(self.device, self.dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings [B, hidden_size] of token ids [B]; ids must lie in [0, vocab_size)."""
@@ -117,20 +127,20 @@ class MtpHead:
 
         tokens int64 [N]: pair k holds t_{k+1}. hiddens [N, hidden_width], any float dtype. keys int64 [N].
         """
-        weights, layer = self._folded, self._folded.layers[0]
+        weights, layer = self.folded, self.folded.layers[0]
         embedding = self._norm(self.embed(tokens), weights.embedding_norm)
         hidden = self._norm(hiddens.to(self.dtype), weights.hidden_norm)
         parts = (embedding, hidden) if self.record.concat is ConcatOrder.EMBEDDING_HIDDEN else (hidden, embedding)
-        x = linear(torch.cat(parts, dim=-1), weights.join_proj)
+        x = product(torch.cat(parts, dim=-1), weights.join_proj)
         normed = self._norm(x, layer.input_norm)
-        k = self._heads(linear(normed, layer.k_proj))
-        v = self._heads(linear(normed, layer.v_proj))
+        k = self._heads(product(normed, layer.k_proj))
+        v = self._heads(product(normed, layer.v_proj))
         writer.write(0, self._rotate(self._norm(k, layer.k_norm), keys), v)
         return x
 
     def finish(self, x: Tensor, keys: Tensor, reader: KvReader) -> HeadOutput:
         """The rest of the forward for rows x [B, hidden_size] of `absorb`, whose keys are int64 [B]."""
-        weights, layer = self._folded, self._folded.layers[0]
+        weights, layer = self.folded, self.folded.layers[0]
         x = x + self._attention(self._norm(x, layer.input_norm), keys, layer, reader)
         x = x + self._feed_forward(self._norm(x, layer.ffn_norm), layer)
         y = self._norm(x, weights.final_norm)
@@ -138,18 +148,18 @@ class MtpHead:
 
     def _attention(self, normed: Tensor, keys: Tensor, layer: LayerWeights, reader: KvReader) -> Tensor:
         # Head by head: the query's head_dim elements, then the gate's.
-        joined = linear(normed, layer.q_proj).view(-1, self.config.num_heads, 2 * self.config.head_dim)
+        joined = product(normed, layer.q_proj).view(-1, self.config.num_heads, 2 * self.config.head_dim)
         q, gate = joined.chunk(2, dim=-1)
         attended = reader.attend(0, self._rotate(self._norm(q, layer.q_norm), keys), self._scale)
-        return linear((attended * torch.sigmoid(gate)).flatten(1), layer.o_proj)
+        return product((attended * torch.sigmoid(gate)).flatten(1), layer.o_proj)
 
     def _feed_forward(self, normed: Tensor, layer: LayerWeights) -> Tensor:
-        return linear(silu(linear(normed, layer.gate_proj)) * linear(normed, layer.up_proj), layer.down_proj)
+        return product(silu(product(normed, layer.gate_proj)) * product(normed, layer.up_proj), layer.down_proj)
 
     def _logits(self, y: Tensor) -> Tensor:
         """float32 [B, vocab_size]. Masks, argmax and normaliser need not know that the LM head was cut."""
-        table, ids = self._folded.lm_head, self._folded.draft_ids
-        logits = linear(y.to(table.dtype), table).float()
+        table, ids = self.folded.lm_head, self.folded.draft_ids
+        logits = product(y.to(table.dtype) if isinstance(table, Tensor) else y.float(), table).float()
         if ids is None:
             return logits
         return logits.new_full((len(y), self.config.vocab_size), float("-inf")).index_copy_(1, ids, logits)

@@ -8,10 +8,18 @@ from typing import Final
 from drafter_service.heads.checkpoint import Checkpoint
 from drafter_service.heads.config import ELEMENT_BYTES, ConfigReading, HeadConfig, read_config
 from drafter_service.heads.draft_vocab import DraftVocabulary, read_draft_vocab
-from drafter_service.heads.levers import BodyPrecision, LmHeadPrecision, check_body, check_lm_head
+from drafter_service.heads.levers import (
+    BodyPrecision,
+    LmHeadPrecision,
+    check_body,
+    check_lm_head,
+    is_rounded,
+    resolve_lm_head,
+)
 from drafter_service.heads.provenance import ResolvedValue
-from drafter_service.heads.record import ArchitectureRecord, HiddenSource, RecycleSource
+from drafter_service.heads.record import ArchitectureRecord, HiddenSource, RecycleSource, TensorRole
 from drafter_service.heads.safetensors_header import CheckpointError, StoredTensor
+from drafter_service.heads.stored_formats import StoredFormat, StoredWeight, find_weight, names_of
 from drafter_service.heads.tables import VocabularyTables, find_tables
 
 _ID_BYTES: Final = 8
@@ -20,22 +28,37 @@ STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16"}
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """One tensor to load. Of a vocabulary table only the first `shape[0]` rows are read: `stored` has them all."""
+    """One tensor to load. Of a vocabulary table only the first `shape[0]` rows are read: `stored` has them all.
+
+    A narrow weight has `parts`: its elements and its scales, by what follows the weight's name.
+    """
 
     role: str
     layer: int | None
     stored: StoredTensor
     shape: tuple[int, ...]
+    format: StoredFormat = StoredFormat.PLAIN
+    parts: tuple[tuple[str, StoredTensor], ...] = ()
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is stored in fewer than 16 bits."""
+        return self.format is not StoredFormat.PLAIN
 
     @property
     def dtype(self) -> str:
-        """The stored element type, by torch's name."""
-        return STORED_DTYPES[self.stored.dtype]
+        """The stored element type, by torch's name; of a narrow weight, what it is multiplied with."""
+        return "bfloat16" if self.is_narrow else STORED_DTYPES[self.stored.dtype]
+
+    @property
+    def files(self) -> tuple[StoredTensor, ...]:
+        """Everything that is read for it."""
+        return tuple(part for _, part in self.parts) or (self.stored,)
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """A head that can be loaded. `tied`: the LM head is the embedding. `weight_bytes`: on the device.
+    """A head that can be loaded. `tied`: the LM head is the embedding.
 
     `lm_head` None (auto) is for the device to decide. `draft_vocab` None is all of the vocabulary.
     """
@@ -65,16 +88,60 @@ class HeadPlan:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes on the device. An LM head that the device decides about (auto) counts as stored."""
+        """Bytes on a CPU. An LM head that the device decides about (auto) counts as stored."""
         own = [tensor for tensor in self.tensors if tensor.role != "lm_head"]
         total = sum(math.prod(tensor.shape) * weight_element_bytes(tensor, self.config.dtype) for tensor in own)
         if not self.has_own_lm_head:
             return total
         dtype = "float32" if self.lm_head is LmHeadPrecision.FLOAT32 else self.config.dtype
         row_bytes = self.config.hidden_size * ELEMENT_BYTES[dtype]
-        if self.draft_vocab is None:
-            return total + self.config.vocab_size * row_bytes
-        return total + len(self.draft_vocab) * (row_bytes + _ID_BYTES)
+        return total + self._num_lm_head_rows * row_bytes + self._draft_id_bytes
+
+    @property
+    def gpu_weight_bytes(self) -> int:
+        """Bytes on a GPU: there narrow weights of a bf16 head stay narrow, and an LM head of auto is NVFP4."""
+        if self.config.dtype != "bfloat16":
+            return replace(self, lm_head=resolve_lm_head(self.lm_head, "cuda", self.config.hidden_size)).weight_bytes
+        own = [tensor for tensor in self.tensors if tensor.role != "lm_head"]
+        total = sum(_gpu_bytes(tensor, self.quantization) for tensor in own)
+        precision = resolve_lm_head(self.lm_head, "cuda", self.config.hidden_size)
+        if not replace(self, lm_head=precision).has_own_lm_head:
+            return total
+        size = _narrow_bytes((self._num_lm_head_rows, self.config.hidden_size), precision.value)
+        return total + size + self._draft_id_bytes
+
+    @property
+    def _num_lm_head_rows(self) -> int:
+        return self.config.vocab_size if self.draft_vocab is None else len(self.draft_vocab)
+
+    @property
+    def _draft_id_bytes(self) -> int:
+        return 0 if self.draft_vocab is None else len(self.draft_vocab) * _ID_BYTES
+
+
+# Of a weight of a bf16 head on a GPU: bits of 16 elements, bytes of a row's scale, and of the whole weight's.
+_NARROW: Final = {
+    "as-stored": (256, 0, 0),
+    "float32": (512, 0, 0),
+    "bf16": (256, 0, 0),
+    "fp8": (128, 4, 0),
+    "nvfp4": (72, 0, 4),
+}
+
+
+def _gpu_bytes(tensor: PlannedTensor, precision: BodyPrecision) -> int:
+    if len(tensor.shape) == 1:
+        return math.prod(tensor.shape) * ELEMENT_BYTES["float32"]
+    if tensor.format is StoredFormat.FP8_BLOCKS:
+        scale = dict(tensor.parts).get("weight_scale_inv") or dict(tensor.parts)["weight_scale"]
+        return math.prod(tensor.shape) + math.prod(scale.shape) * ELEMENT_BYTES["float32"]
+    kind = precision.value if is_rounded(tensor.role, precision) else "as-stored"
+    return _narrow_bytes(tensor.shape, tensor.format.value.lower() if tensor.is_narrow else kind)
+
+
+def _narrow_bytes(shape: tuple[int, ...], kind: str) -> int:
+    bits, of_row, of_weight = _NARROW[kind]
+    return math.prod(shape) * bits // 128 + shape[0] * of_row + of_weight
 
 
 def plan_head(
@@ -140,7 +207,8 @@ def own_tensors(opened: Checkpoint, reading: ConfigReading) -> tuple[PlannedTens
     """The head's tensors but for the vocabulary tables. Raises CheckpointError."""
     record, config = reading.record, reading.config
     wanted = record.named_tensors(config.num_layers)
-    missing = [name for name, _, _ in wanted if name not in opened.tensors]
+    found = {name: find_weight(opened.tensors, name) for name, _, _ in wanted}
+    missing = [name for name, weight in found.items() if weight is None]
     if len(missing) == len(wanted):
         raise CheckpointError(
             f"{opened.directory}: config.json promises {config.num_layers} MTP layer, but no file holds"
@@ -148,21 +216,29 @@ def own_tensors(opened: Checkpoint, reading: ConfigReading) -> tuple[PlannedTens
         )
     if missing:
         raise CheckpointError(f"{opened.directory}: missing {', '.join(missing)}")
-    for name, _, _ in wanted:
+    weights = {name: weight for name, weight in found.items() if weight is not None}
+    for weight in weights.values():
         # Before the unused ones: a quantised export has both, and this is the reason for the other.
-        _check_dtype(opened.tensors[name])
-    names = {name for name, _, _ in wanted}
+        if weight.format is StoredFormat.PLAIN:
+            _check_dtype(weight.stored)
+    names = {used for name, weight in weights.items() for used in names_of(weight, opened.tensors, name)}
     unused = [name for name in opened.tensors if name.startswith(record.tensor_prefix) and name not in names]
     if unused:
         raise CheckpointError(f"{opened.directory}: {', '.join(unused)} would not be used: not a head of this family?")
-    planned = []
-    for name, layer, tensor in wanted:
-        stored, shape = opened.tensors[name], tuple(config.dimension(dimension) for dimension in tensor.shape)
-        if stored.shape != shape:
-            symbols = ", ".join(tensor.shape)
-            raise CheckpointError(f"{stored.file}: {name} is {stored.shape}, expected {shape} ({symbols})")
-        planned.append(PlannedTensor(tensor.role, layer, stored, shape))
-    return tuple(planned)
+    return tuple(
+        _planned(weights[name], layer, role, tuple(config.dimension(dimension) for dimension in role.shape))
+        for name, layer, role in wanted
+    )
+
+
+def _planned(weight: StoredWeight, layer: int | None, role: TensorRole, shape: tuple[int, ...]) -> PlannedTensor:
+    stored = weight.stored
+    if weight.shape != shape:
+        symbols = ", ".join(role.shape)
+        raise CheckpointError(f"{stored.file}: {stored.name} is {weight.shape}, expected {shape} ({symbols})")
+    if weight.format is StoredFormat.PLAIN:
+        return PlannedTensor(role.role, layer, stored, shape)
+    return PlannedTensor(role.role, layer, stored, shape, weight.format, weight.parts)
 
 
 def _check_dtype(stored: StoredTensor) -> None:
@@ -173,7 +249,8 @@ def _check_dtype(stored: StoredTensor) -> None:
 
 
 def _cast_notes(planned: tuple[PlannedTensor, ...], computed: str) -> tuple[str, ...]:
-    cast = [tensor.stored.name for tensor in planned if len(tensor.shape) > 1 and tensor.dtype != computed]
+    wide = [tensor for tensor in planned if len(tensor.shape) > 1 and not tensor.is_narrow]
+    cast = [tensor.stored.name for tensor in wide if tensor.dtype != computed]
     return (f"cast to {computed}: {', '.join(cast)}",) if cast else ()
 
 

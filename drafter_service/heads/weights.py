@@ -1,25 +1,30 @@
 """A head's weights by role, as they are stored: projections [out, in], norm weights [width]."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from drafter_kernels.linear import LinearWeight
+from drafter_kernels.lm_head import LmHeadWeight
+from drafter_service.heads.projections import tensors_of
+
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer. The projections are in the head's dtype, the norms in float32."""
+    """One decoder layer. The projections are in the head's dtype or narrower, the norms in float32."""
 
     input_norm: Tensor
     ffn_norm: Tensor
-    q_proj: Tensor
-    k_proj: Tensor
-    v_proj: Tensor
-    o_proj: Tensor
+    q_proj: LinearWeight
+    k_proj: LinearWeight
+    v_proj: LinearWeight
+    o_proj: LinearWeight
     q_norm: Tensor
     k_norm: Tensor
-    gate_proj: Tensor
-    up_proj: Tensor
-    down_proj: Tensor
+    gate_proj: LinearWeight
+    up_proj: LinearWeight
+    down_proj: LinearWeight
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,8 @@ class HeadWeights:
     """
 
     embedding: Tensor
-    lm_head: Tensor
-    join_proj: Tensor
+    lm_head: LmHeadWeight
+    join_proj: LinearWeight
     embedding_norm: Tensor
     hidden_norm: Tensor
     final_norm: Tensor
@@ -41,6 +46,10 @@ class HeadWeights:
 
     def num_bytes(self) -> int:
         """Bytes on the device; a tied table counts once."""
-        tensors = [value for value in vars(self).values() if isinstance(value, Tensor)]
-        tensors += [tensor for layer in self.layers for tensor in vars(layer).values()]
-        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in self._tensors()}.values())
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for owner in (self, *self.layers):
+            for value in vars(owner).values():
+                if value is not None and not isinstance(value, tuple):
+                    yield from tensors_of(value)

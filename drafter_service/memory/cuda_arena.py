@@ -17,18 +17,18 @@ from drafter_service.memory.hiddens import DTYPES, checked_rows
 from drafter_service.memory.layout import NONCE_BYTES, ArenaLayout
 from drafter_service.memory.reaper import Reaper
 from specdraft.errors import Reason, SpecdraftError, make_error
-from specdraft.memory.cuda import CudaDriver, CudaError
+from specdraft.memory.cuda import DEFAULT_STREAM, CudaDriver, CudaError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _log = logging.getLogger(__name__)
 
+FREEING_S = 1.0
+"""How long a session's opening waits for memory that is being freed, where there is no other."""
+
 GRANULE = 2 << 20
 """Allocations are whole multiples of this: smaller ones may share what is exported with others' memory."""
-
-
-DEFAULT_STREAM = 0
 
 
 class ArenaPool:
@@ -66,7 +66,9 @@ class ArenaPool:
         with self._lock:
             spare, self._spare = self._spare, None
         if spare is not None and spare[1] != rounded:
-            self._free(*spare)
+            self.give(*spare)  # freeing it here would wait for every lane that waits
+            if self._num_bytes + rounded > self._budget:
+                self._reaper.wait_idle(FREEING_S)
             spare = None
         pointer = self._allocate(rounded) if spare is None else spare[0]
         self._reaper.later(lambda: self._refill(rounded))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from drafter_service.memory.hardware_queues import find_streams
 from drafter_service.memory.lane_protocol import ServiceLane, Ticketed, Verdict
 from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.memory.counters import COUNTER_PAGE_SIZE_BYTES, CounterPage
@@ -71,19 +72,26 @@ class StreamPool:
     needs no stream on which somebody waits.
 
     Args:
-        driver: makes them.
+        driver: made them.
         device: the GPU's ordinal.
+        ready: carries no wait, and is shared.
+        waiting: may carry waits, and stop neither each other nor `ready`.
     """
 
-    def __init__(self, driver: CudaDriver, device: int) -> None:
+    def __init__(self, driver: CudaDriver, device: int, ready: int, waiting: Sequence[int]) -> None:
         self._driver = driver
         self._device = device
         self._lock = threading.Lock()
+        self._free = list(waiting)
+        self._all = [*waiting, ready]
+        self.ready = ready
+
+    @classmethod
+    def made(cls, driver: CudaDriver, device: int, must_go: Sequence[int]) -> StreamPool:
+        """New streams; those of `must_go` carry other work, and get on however many lanes wait."""
         driver.make_current(device)
-        self._free = [driver.create_stream() for _ in range(OPEN_WAITS_MAX)]
-        self._all = list(self._free)
-        self.ready = driver.create_stream()
-        """Carries no wait, and is shared."""
+        ready = driver.create_stream()
+        return cls(driver, device, ready, find_streams(driver, device, OPEN_WAITS_MAX, [*must_go, ready]))
 
     def take(self) -> int | None:
         """A stream that may carry waits; None = all are in use."""
@@ -99,7 +107,7 @@ class StreamPool:
     def close(self) -> None:
         """Destroys them, when every lane is over."""
         self._driver.make_current(self._device)
-        for stream in [*self._all, self.ready]:
+        for stream in self._all:
             self._driver.destroy_stream(stream)
 
 
@@ -161,12 +169,12 @@ class Lane:
         """The newest ticket that the stream is done with."""
         return self._own.load(PASSED_OFFSET)
 
-    def take(self, ticket: int, ready_timeout_s: float) -> None:
-        """Takes a ticket up. Raises TICKET_ORDER, LANE_RELEASED."""
+    def take(self, ticket: int, ready_timeout_s: float, *, is_counted: bool = True) -> None:
+        """Takes a ticket up, whose wait `waits_over` tells if it is counted. Raises TICKET_ORDER, LANE_RELEASED."""
         with self.lock:
             expected, now = self.state.last + 1, self._tools.clock()
             self.state, verdict = self.state.taken(ticket, now + ready_timeout_s)
-            if verdict is Verdict.ACCEPTED:
+            if verdict is Verdict.ACCEPTED and is_counted:
                 self._taken_at[ticket] = now
         if verdict is Verdict.OUT_OF_ORDER:
             raise make_error(

@@ -19,18 +19,20 @@ from drafter_service.engine.graph_runner import GraphLimits, GraphRunner
 from drafter_service.engine.in_flight import InFlight
 from drafter_service.engine.lane_rounds import LaneDesk
 from drafter_service.engine.runner import EagerRunner
+from drafter_service.engine.slot_round import warm_up_slots
 from drafter_service.engine.switch import RunnerKind, RunnerSwitch
 from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.heads import HeadPlan, MtpHead, load_planned_head
 from drafter_service.memory import DescriptorServer
 from drafter_service.memory.device_loss import DeviceLoss
+from drafter_service.memory.device_view import on_device
 from drafter_service.memory.gpu import GpuMemory
 from drafter_service.memory.hiddens import embedding_bytes
 from drafter_service.server.calls import Calls
 from drafter_service.server.facts import ServiceFacts
 from drafter_service.server.gpu import open_gpu
 from drafter_service.server.handshake import Handshake
-from drafter_service.server.lanes import REASONS, LaneCalls
+from drafter_service.server.lanes import NUMBERS, REASONS, LaneCalls
 from drafter_service.server.self_test import SelfTestError, self_test
 from drafter_service.server.servicer import Parts
 from drafter_service.state import PageAllocator, SessionTable
@@ -130,6 +132,8 @@ class Assembly:
                 observer=self._metrics,
             )
             self._lanes = calls.lanes = LaneCalls(desk, facts, self.gpu, self._descriptors, self._clock)
+            if self.head.device.type == "cuda":
+                self._lanes.warm_up()
         handshake = Handshake(facts, self._descriptors, self.gpu, lambda: self.switch.kind)
         return Parts(self.engine, calls, self.sessions, handshake, self._metrics, tracing)
 
@@ -175,13 +179,15 @@ def assemble(
         torch.set_num_threads(config.torch_threads)
     device = _device(config)
     began = clock()
-    head = _load(plan, device)
-    pool = _pool(config, head, device)
-    loss = DeviceLoss()
-    switch = _runners(config, head, pool, loss, metrics)
+    with on_device(device):
+        head = _load(plan, device)
+        pool = _pool(config, head, device)
+        loss = DeviceLoss()
+        switch = _runners(config, head, pool, loss, metrics)
     loss.when_lost(metrics.device_fault)
     runner = DeviceWatch(wrap_runner(switch), device, metrics.device_fault, loss.mark, clock)
     _test(config, head, pool, runner, clock)
+    _give_back(device)
     engine = _engine(config, head, pool, runner, metrics=metrics, clock=clock)
     engine.start()
     assembly = Assembly(config, head, pool, engine, runner, switch=switch, loss=loss, metrics=metrics, clock=clock)
@@ -192,15 +198,18 @@ def assemble(
 
 def _runners(config: ServiceConfig, head: MtpHead, pool: KvPool, loss: DeviceLoss, metrics: Metrics) -> RunnerSwitch:
     """The runners of the device: graphs where there is a GPU, a simulated one included."""
-    runners: dict[RunnerKind, Runner] = {RunnerKind.EAGER: EagerRunner(head, pool)}
+    eager = EagerRunner(head, pool, config.max_batch)
+    runners: dict[RunnerKind, Runner] = {RunnerKind.EAGER: eager}
     wanted = RunnerKind.EAGER if config.runner in {"auto", "eager"} else RunnerKind.GRAPH
     if head.device.type == "cuda" or config.simulated_gpu is not None:
         longest = min(config.max_seq_len or head.config.max_position, head.config.max_position)
         limits = GraphLimits(config.max_batch, config.max_drafts, -(-longest // config.page_rows) + 1)
-        graphs = GraphRunner(runners[RunnerKind.EAGER], head, pool, limits, observer=metrics)
+        graphs = GraphRunner(eager, head, pool, limits, observer=metrics)
         runners[RunnerKind.GRAPH] = graphs
         if head.device.type == "cuda":
+            eager.warm_up()
             graphs.warm_up()
+            warm_up_slots(head, pool, NUMBERS)
             wanted = RunnerKind.EAGER if config.runner == "eager" else RunnerKind.GRAPH
     elif wanted is RunnerKind.GRAPH:
         raise ConfigError("--runner graph needs a GPU")
@@ -263,9 +272,17 @@ def _test(config: ServiceConfig, head: MtpHead, pool: KvPool, runner: Runner, cl
 
 def _load(plan: HeadPlan, device: torch.device) -> MtpHead:
     try:
-        return load_planned_head(plan, device)
+        head = load_planned_head(plan, device)
     except SafetensorError as error:
         raise ConfigError(f"{plan.checkpoint}: the tensors cannot be read: {error}") from error
+    _give_back(device)
+    return head
+
+
+def _give_back(device: torch.device) -> None:
+    """Returns to the driver what PyTorch keeps of memory that only loading and testing needed."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _device(config: ServiceConfig) -> torch.device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -95,25 +96,38 @@ class _End:
 
 
 class Drive:
-    """One stream: threads of its own read, begin and work; gRPC's thread encodes and writes.
+    """One stream: readers begin, work, and answer what became ready meanwhile; gRPC's thread answers the rest.
 
     Args:
         calls: begins requests.
         lease: the session, renewed.
         metrics: counts and times, under the names of the unary calls.
         clock: monotonic seconds.
+        send: sends an answer and returns once gRPC has taken it; never called by two threads at once.
         parent: the span that the stream was opened in, as `Tracing.parent_in` found it.
     """
 
     def __init__(
-        self, calls: Calls, lease: Lease, metrics: Metrics, clock: Callable[[], float], parent: object = None
+        self,
+        calls: Calls,
+        lease: Lease,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        *,
+        send: Callable[[pb.DriveResponse], None],
+        parent: object = None,
     ) -> None:
+        self._send = send
         self._parent = parent
         self._calls = calls
         self._lease = lease
         self._metrics = metrics
         self._clock = clock
-        self._outbox: queue.SimpleQueue[_Ready | _End] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[_Ready | _End | None] = queue.SimpleQueue()
+        self._at_hand: deque[_Ready] = deque()  # what readers are about to send themselves
+        self._readers: set[int] = set()
+        self._sending = threading.Lock()
+        self._is_ending = False
         self._asked: dict[int, _Asked] = {}
         self._reading = threading.Lock()
         self._is_read = False
@@ -144,9 +158,12 @@ class Drive:
 
     def read(self, requests: Iterator[pb.DriveRequest]) -> None:
         """Begins every request, in order, until they end. For several threads: one reads while others work."""
+        self._readers.add(threading.get_ident())
         try:
             while self._read_one(requests):
+                self._answer_at_hand()
                 self._calls.work()
+                self._answer_at_hand()
         except Exception:  # noqa: BLE001  # a reader that died silently would leave its client waiting
             _log.exception("a stream's reader failed")
             self._outbox.put(_End(make_error(Reason.INTERNAL, "the stream failed inside the service")))
@@ -176,14 +193,19 @@ class Drive:
             self._is_read = False
             return True
 
-    def responses(self) -> Iterator[pb.DriveResponse]:
-        """Answers as they are ready. Raises what ends the stream early."""
+    def respond(self) -> None:
+        """Answers what is ready, until the stream ends. Raises what ends it early."""
         try:
-            yield from self._responses()
+            end = self._respond()
         finally:
             self._is_over.set()
+            with self._sending:  # readers send no more
+                self._at_hand.clear()
+                self._asked.clear()
+        if end.error is not None:
+            raise end.error
 
-    def _responses(self) -> Iterator[pb.DriveResponse]:
+    def _respond(self) -> _End:
         end: _End | None = None
         look_at = self._clock() + TICK_S
         while end is None or self._asked:
@@ -193,12 +215,13 @@ class Drive:
                 item = None
             # Also between answers: those of others may never pause.
             if self._clock() >= look_at:
-                yield from self._timed_out()
+                self._refuse_late()
                 look_at = self._clock() + TICK_S
-            if item is None:
-                continue
             if isinstance(item, _Ready):
-                yield from self._answer(item)
+                with self._sending:
+                    self._answer(item)
+            elif item is None:
+                continue
             elif item.is_broken:
                 self.is_broken = True
                 raise Ended
@@ -206,8 +229,18 @@ class Drive:
                 raise item.error
             else:
                 end = end or item
-        if end.error is not None:
-            raise end.error
+                self._is_ending = True
+        return end
+
+    def _answer_at_hand(self) -> None:
+        """Sends the answers that became ready in a reader's thread: no other thread has to wake up for them."""
+        if not self._at_hand:
+            return
+        with self._sending:
+            while self._at_hand:
+                self._answer(self._at_hand.popleft())
+        if self._is_ending:
+            self._outbox.put(None)  # this may have been the last one
 
     def _begin(self, request: pb.DriveRequest) -> None:
         correlation_id = request.correlation_id
@@ -224,7 +257,11 @@ class Drive:
         asked = self._asked[correlation_id] = _Asked(kind or "", now, now + request.timeout_ms / 1000)
 
         def answer(ready: Answerable | SpecdraftError) -> None:
-            self._outbox.put(_Ready(correlation_id, asked, ready))
+            item = _Ready(correlation_id, asked, ready)
+            if threading.get_ident() in self._readers:
+                self._at_hand.append(item)
+            else:
+                self._outbox.put(item)
 
         try:
             inner = self._checked(request, kind)
@@ -245,7 +282,7 @@ class Drive:
         inner: Message = getattr(request, kind)
         return inner
 
-    def _answer(self, ready: _Ready) -> Iterator[pb.DriveResponse]:
+    def _answer(self, ready: _Ready) -> None:
         asked = ready.asked
         if self._asked.get(ready.correlation_id) is not asked:
             return  # it was told that its time is over, and its id may have been used again
@@ -258,17 +295,18 @@ class Drive:
             if asked.kind in {"propose", "catchup"}:
                 self._metrics.stage("reply", self._clock() - ready.answer.finished_at)
         except SpecdraftError as error:
-            yield self._refused(response, asked, error)
+            self._send(self._refused(response, asked, error))
             return
         self._metrics.rpc_done(METHODS[asked.kind], Code.OK, self._clock() - asked.began)
-        yield response
+        self._send(response)
 
-    def _timed_out(self) -> Iterator[pb.DriveResponse]:
+    def _refuse_late(self) -> None:
         now = self._clock()
-        for correlation_id, asked in list(self._asked.items()):
-            if asked.deadline <= now and self._asked.pop(correlation_id, None) is not None:
-                error = make_error(Reason.TIMEOUT, "timeout_ms passed before the answer was ready")
-                yield self._refused(pb.DriveResponse(correlation_id=correlation_id), asked, error)
+        with self._sending:
+            for correlation_id, asked in list(self._asked.items()):
+                if asked.deadline <= now and self._asked.pop(correlation_id, None) is not None:
+                    error = make_error(Reason.TIMEOUT, "timeout_ms passed before the answer was ready")
+                    self._send(self._refused(pb.DriveResponse(correlation_id=correlation_id), asked, error))
 
     def _refused(self, response: pb.DriveResponse, asked: _Asked, error: SpecdraftError) -> pb.DriveResponse:
         response.status.CopyFrom(entry_status(error))

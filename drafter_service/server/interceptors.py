@@ -88,17 +88,23 @@ class StatusInterceptor(grpc.ServerInterceptor):
 
         return handle_unary
 
-    def _streaming(self, method: str, handle: Callable[..., Any]) -> Callable[..., Any]:
-        def handle_stream(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    def _streaming(self, method: str, handle: Callable[..., None]) -> Callable[..., None]:
+        """A handler that gets a function to send answers with, from any thread, in place of yielding them."""
+
+        def handle_stream(
+            requests: Iterator[Any], context: grpc.ServicerContext, send: Callable[[Any | None], None]
+        ) -> None:
             try:
-                yield from handle(map(_understood, requests), context)
+                handle(map(_understood, requests), context, send)
             except (Ended, grpc.RpcError):
-                return  # RpcError: the client had gone before the answer
+                pass  # RpcError: the client had gone before the answer
             except Exception as error:  # noqa: BLE001  # as above
                 abort(context, self._refusal(method, error))
+            send(None)
 
-        # gRPC looks for a pool on the function that answers.
+        # gRPC looks for both on the function that answers; its own health service uses them too.
         pooled: Any = handle_stream
+        pooled.experimental_non_blocking = True
         pooled.experimental_thread_pool = self._streams
         return handle_stream
 

@@ -9,13 +9,16 @@ from types import MappingProxyType
 import torch
 from google.protobuf.message import Message
 
+from drafter_service.engine.captures import capture_stream
 from drafter_service.engine.lane_rounds import LaneContext, LaneDesk, Results
 from drafter_service.engine.operations import LaneWrite
 from drafter_service.engine.slot_round import NUM_STATE_WORDS, SlotPlace, StatusNumbers
 from drafter_service.memory import CudaArena, DescriptorServer
 from drafter_service.memory.device_view import bytes_at
 from drafter_service.memory.gpu import GpuMemory
+from drafter_service.memory.hiddens import DTYPES
 from drafter_service.memory.lanes import DONE_OFFSET, READY_OFFSET, Lane, LaneTools, StreamPool, released
+from drafter_service.memory.layout import ArenaWish, lay_out
 from drafter_service.memory.streams import enqueuer
 from drafter_service.server.decoding import digest_of
 from drafter_service.server.encoding import entry_status, reason_number
@@ -25,6 +28,7 @@ from drafter_service.server.refusals import invalid_field, not_implemented
 from drafter_service.state import Session
 from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.memory.counters import COUNTER_PAGE_SIZE_BYTES
+from specdraft.memory.cuda import DEFAULT_STREAM
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import session_pb2
 
@@ -149,8 +153,37 @@ class LaneCalls:
         self._gpu = gpu
         self._descriptors = descriptors
         run = enqueuer(gpu.driver, gpu.torch_device)
-        self._streams = StreamPool(gpu.driver, gpu.device)
+        self._streams = StreamPool.made(gpu.driver, gpu.device, _must_go(gpu.torch_device))
         self._tools = LaneTools(gpu.driver, gpu.device, self._streams, run, clock)
+
+    def warm_up(self) -> None:
+        """Makes rounds of nobody's: while a lane waits, loading a kernel that was never used before would block."""
+        facts, device = self._facts, self._gpu.torch_device
+        head, num_drafts = facts.head, facts.config.max_drafts
+        for dtype in sorted({"float32", head.dtype}):
+            item_bytes = DTYPES[dtype].itemsize
+            wish = ArenaWish(
+                num_slots=facts.config.max_batch,
+                max_drafts=num_drafts,
+                hidden_row_bytes=head.hidden_width * item_bytes,
+                embedding_bytes=head.head_width * item_bytes,
+                vocab_size=head.vocab_size,
+                num_prefill_rows=1,
+                with_masks=False,
+            )
+            layout = lay_out(wish)
+            counter = torch.zeros(1, dtype=torch.int64, device=device)
+            place = SlotPlace(
+                arena=torch.zeros(layout.size, dtype=torch.uint8, device=device),
+                layout=layout,
+                dtype=dtype,
+                width=head.hidden_width,
+                fence=counter,
+                ready=counter,
+                states=torch.zeros(2, NUM_STATE_WORDS, dtype=torch.int64, device=device),
+                numbers=NUMBERS,
+            )
+            self.desk.warm_up(place, wish.num_slots, num_drafts + 1)
 
     def close(self) -> None:
         """Releases what is left, and gives the streams back."""
@@ -187,8 +220,12 @@ class LaneCalls:
             raise invalid_field("lane_ticket.lane", request.lane_ticket.lane, "a lane of this session")
         ticket = request.lane_ticket
         context = session.lanes.find(ticket.lane)
-        timeout_s = ticket.ready_timeout_ms / 1000 or self._facts.config.ready_timeout_s
         limit_s = self._facts.config.ready_timeout_s
+        timeout_s = min(ticket.ready_timeout_ms / 1000 or limit_s, limit_s)
+        if not request.entries:
+            self.desk.begin_proof(context, ticket.ticket, timeout_s)
+            on_done(pb.ProposeResponse)
+            return
         try:
             writes = self._decoded(session, request)
         except SpecdraftError as error:
@@ -199,7 +236,7 @@ class LaneCalls:
         def finish(results: Results) -> None:
             on_done(lambda: pb.ProposeResponse(results=[pb.ProposeResult(status=entry_status(one)) for one in results]))
 
-        self.desk.begin(context, ticket.ticket, min(timeout_s, limit_s), writes, finish)
+        self.desk.begin(context, ticket.ticket, timeout_s, writes, finish)
 
     def _context(self, session: Session, arena: CudaArena, number: int) -> LaneContext:
         lane = Lane(number, self._tools, self._descriptors)
@@ -219,13 +256,18 @@ class LaneCalls:
 
     def _decoded(self, session: Session, request: pb.ProposeRequest) -> list[LaneWrite]:
         arena, limit = arena_of(session), self._facts.config.max_batch
-        if not 1 <= len(request.entries) <= limit:
-            raise invalid_field("entries", len(request.entries), f"1 to {limit} entries")
+        if len(request.entries) > limit:
+            raise invalid_field("entries", len(request.entries), f"at most {limit} entries")
         for name in ("sequence_id", "slot"):
             values = [e.pairs.hiddens.arena_slot.slot if name == "slot" else e.sequence_id for e in request.entries]
             if len(set(values)) < len(values):
                 raise make_error(Reason.DUPLICATE_SEQUENCE, f"a {name} stands more than once in this call")
         return [_lane_write(session, arena, entry) for entry in request.entries]
+
+
+def _must_go(device: torch.device) -> list[int]:
+    """The streams that carry calls without tickets, and what is captured."""
+    return [DEFAULT_STREAM, *([int(capture_stream(device).cuda_stream)] if device.type == "cuda" else [])]
 
 
 def _lane_write(session: Session, arena: CudaArena | object, entry: pb.ProposeEntry) -> LaneWrite:

@@ -185,13 +185,20 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         self.end_session(session, "closed").wait(context.time_remaining() / 2)
         return session_pb2.CloseSessionResponse()
 
-    def Drive(self, request_iterator: Iterator[pb.DriveRequest], context: grpc.ServicerContext) -> Any:
+    def Drive(  # type: ignore[override]  # as the interceptor calls handlers of streams
+        self,
+        request_iterator: Iterator[pb.DriveRequest],
+        context: grpc.ServicerContext,
+        send: Callable[[pb.DriveResponse], None],
+    ) -> None:
         """`Drive`."""
         parts = self._ready()
         token = _token(context)
         session = self._session_of(token)
         parent = parts.parent_in(context)
-        drive = Drive(parts.calls, lambda: self._session_of(token), parts.metrics, self._clock, parent)
+        drive = Drive(
+            parts.calls, lambda: self._session_of(token), parts.metrics, self._clock, send=send, parent=parent
+        )
         with self._lock:
             if self._is_ending:
                 raise draining()
@@ -209,7 +216,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
                 raise Ended
             for reader in readers:
                 reader.start()
-            yield from drive.responses()
+            drive.respond()
         finally:
             with self._lock:
                 del self._drives[drive]

@@ -8,11 +8,11 @@ import torch
 from heads import HeadSize, Weights, num_bytes, projection_shape
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from drafter_kernels import Backend
-from drafter_kernels.fuse_pair import PairNorms, fuse_pair
-from drafter_kernels.linear import InputNorm, LinearWorkspace, linear, plan_linear
+from drafter_kernels.fuse_pair import PairNorms
+from drafter_kernels.linear import InputNorm, LinearWorkspace, linear, linear_joined, pair_linear, plan_linear
 from drafter_kernels.lm_head import LmHeadWorkspace, lm_head, plan_lm_head
 from drafter_kernels.paged_attention import AttentionWorkspace, paged_attention_into, plan_attention
 from drafter_kernels.qk_rope_write import HeadNorms, RopeTable, qk_rope_write
@@ -115,7 +115,6 @@ class KernelChain:
 
         self.joined, self.x, self.middle, self.final = rows(2 * size.hidden), *(rows(size.hidden) for _ in range(3))
         self.projected, self.ffn = rows(size.shape.width), rows(size.ffn)
-        self.q_rows, self.kv_rows = rows(size.shape.query_width), rows(size.shape.width - size.shape.query_width)
         self.q, self.attended = (rows(size.num_heads * size.head_dim) for _ in range(2))
         self.ids = torch.empty(drafts, batch, dtype=torch.int64, device=device)
         self.logprobs = torch.empty(drafts, batch, device=device)
@@ -154,9 +153,18 @@ class KernelChain:
     def _forward(self, step: int, tokens: Tensor, hiddens: Tensor) -> None:
         size, norms = self.head.size, self.head.norms
         pair = PairNorms(norms["embedding"], norms["hidden"], EPSILON)
-        wishes = {"overlaps": self.settings.overlaps, "backend": Backend.TRITON}
-        fuse_pair(tokens, self.head.embedding, hiddens, pair, self.joined, **wishes)
-        self._project("fc", self.joined, self.x)
+        pair_linear(
+            tokens,
+            self.head.embedding,
+            hiddens,
+            pair,
+            self.projections["fc"],
+            self.x,
+            self.joined,
+            self.workspace,
+            plan=self.plans["fc"],
+            backend=Backend.TRITON,
+        )
         self._attend(step, InputNorm(norms["input"], EPSILON))
         self._project("o", self.attended, self.middle, residual=self.x)
         self._project("gate_up", self.middle, self.ffn, norm=InputNorm(norms["ffn"], EPSILON), swiglu=True)
@@ -177,21 +185,15 @@ class KernelChain:
     def _attend(self, step: int, norm: InputNorm) -> None:
         size, norms, batch = self.head.size, self.head.norms, self.settings.batch
         pools = (self.head.k_pages, self.head.v_pages)
-        heads = (batch, size.num_heads, size.head_dim)
-        where = (self.keys[step], self.slots[step], *pools)
-        if self.splits_qkv:
-            self._project("q", self.x, self.q_rows, norm=norm)
-            self._project("kv", self.x, self.kv_rows, norm=norm)
-            torch.cat((self.q_rows, self.kv_rows), dim=1, out=self.projected)
-        else:
-            self._project("qkv", self.x, self.projected, norm=norm)
-        head_norms = HeadNorms(norms["q"], norms["k"], EPSILON)
-        q = self.q.view(heads)
+        self._project_heads(norm)
+        q = self.q.view(batch, size.num_heads, size.head_dim)
         qk_rope_write(
             self.projected,
-            *where,
+            self.keys[step],
+            self.slots[step],
+            *pools,
             size.shape,
-            head_norms,
+            HeadNorms(norms["q"], norms["k"], EPSILON),
             self.rope,
             q_out=q,
             overlaps=self.settings.overlaps,
@@ -203,33 +205,58 @@ class KernelChain:
             self.head.page_table,
             self.counts[step],
             size.head_dim**-0.5,
-            self.attended.view(heads),
+            self.attended.view(q.shape),
             self.attention_workspace,
             gate=size.shape.gate_of(self.projected),
             plan=self.attention_plan,
             backend=Backend.TRITON,
         )
 
+    def _project_heads(self, norm: InputNorm) -> None:
+        """Queries, gates, keys and values of x."""
+        if not self.splits_qkv:
+            self._project("qkv", self.x, self.projected, norm=norm)
+            return
+        names = ("q", "kv")
+        linear_joined(
+            self.x,
+            [self.projections[name] for name in names],
+            self.projected,
+            self.workspace,
+            norm=norm,
+            plans=[self.plans[name] for name in names],
+            backend=Backend.TRITON,
+        )
+
 
 class TorchChain:
-    """The same head in plain PyTorch, bf16, with K/V in one dense tensor a sequence."""
+    """The same head in plain PyTorch, bf16, with K/V in one dense tensor a sequence.
+
+    As few kernels as plain PyTorch needs: rows of the projection are in the order queries, keys, values, gates, so that
+    queries and keys are normalised and turned together; residuals are added by the products.
+    """
 
     def __init__(self, head: Bf16Head, settings: ChainSettings) -> None:
         self.head, self.settings = head, settings
-        size, batch = head.size, settings.batch
+        size, batch, device = head.size, settings.batch, head.weights.device
         length = settings.num_rows + settings.num_drafts
         self.k, self.v = (
             pages.view(batch, -1, size.num_kv_heads, size.head_dim)[:, :length].transpose(1, 2).contiguous()
             for pages in (head.k_pages, head.v_pages)
         )
-        self.qkv = torch.cat((head.projections["q"], head.projections["kv"]))
+        by_head = head.projections["q"].view(size.num_heads, 2, size.head_dim, size.hidden)
+        queries, gates = (by_head[:, part].flatten(0, 1) for part in (0, 1))
+        self.qkv = torch.cat((queries, head.projections["kv"], gates))
         self.norms = {name: norm.to(torch.bfloat16) for name, norm in head.norms.items()}
+        counts = (("q", size.num_heads), ("k", size.num_kv_heads))
+        self.qk_norm = torch.cat([self.norms[name].expand(count, -1) for name, count in counts])
         rope = head.rope()
-        positions = torch.arange(settings.num_rows, length, device=batch_device(head), dtype=torch.float64)
+        positions = torch.arange(settings.num_rows, length, device=device, dtype=torch.float64)
         angles = positions[:, None] * rope.turns * (2 * torch.pi)
-        self.cos, self.sin = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
-        self.ids = torch.empty(settings.num_drafts, batch, dtype=torch.int64, device=batch_device(head))
-        self.logprobs = torch.empty(settings.num_drafts, batch, device=batch_device(head))
+        self.cos = torch.cat((angles.cos(), angles.cos()), -1).to(torch.bfloat16)
+        self.sin = torch.cat((-angles.sin(), angles.sin()), -1).to(torch.bfloat16)
+        self.ids = torch.empty(settings.num_drafts, batch, dtype=torch.int64, device=device)
+        self.logprobs = torch.empty(settings.num_drafts, batch, device=device)
 
     @property
     def num_bytes(self) -> int:
@@ -243,48 +270,37 @@ class TorchChain:
         """One round."""
         tokens, hiddens = self.head.tokens, self.head.hiddens
         for step in range(self.settings.num_drafts):
-            tokens, hiddens, logprobs = self._forward(step, tokens, hiddens)
-            self.ids[step].copy_(tokens)
-            self.logprobs[step].copy_(logprobs)
+            tokens, hiddens = self._forward(step, tokens, hiddens)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return torch.nn.functional.rms_norm(x, x.shape[-1:], self.norms[name], EPSILON)
+        return rms_norm(x, x.shape[-1:], self.norms[name], EPSILON)
 
-    def _forward(self, step: int, tokens: Tensor, hiddens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _forward(self, step: int, tokens: Tensor, hiddens: Tensor) -> tuple[Tensor, Tensor]:
         weights = self.head.projections
         pair = torch.cat((self._norm(self.head.embedding[tokens], "embedding"), self._norm(hiddens, "hidden")), -1)
         x = torch_linear(pair, weights["fc"])
-        x = x + torch_linear(self._attend(step, self._norm(x, "input")), weights["o"])
+        x = torch.addmm(x, self._attend(step, self._norm(x, "input")), weights["o"].T)
         gate, up = torch_linear(self._norm(x, "ffn"), weights["gate_up"]).chunk(2, dim=-1)
-        x = x + torch_linear(silu(gate) * up, weights["down"])
+        x = torch.addmm(x, silu(gate).mul_(up), weights["down"].T)
         y = self._norm(x, "final")
         logits = torch_linear(y, weights["lm_head"])
-        best, ids = logits.max(-1)
-        return ids, y, best.float() - logits.float().logsumexp(-1)
+        best, _ = torch.max(logits, -1, keepdim=True, out=(logits.new_empty(0), self.ids[step].unsqueeze(1)))
+        everything = logits.float().sub_(best).exp_().sum(-1)
+        torch.neg(everything.log_(), out=self.logprobs[step])
+        return self.ids[step], y
 
     def _attend(self, step: int, normed: Tensor) -> Tensor:
         size, batch = self.head.size, self.settings.batch
-        row = self.settings.num_rows + step
-        projected = torch_linear(normed, self.qkv)
-        shape = size.shape
-        queries = projected[:, : shape.query_width].view(batch, size.num_heads, 2, size.head_dim)
-        k, v = (
-            part.view(batch, size.num_kv_heads, size.head_dim)
-            for part in projected[:, shape.query_width :].chunk(2, dim=-1)
-        )
-        q = self._rotate(self._norm(queries[:, :, 0], "q"), step)
-        self.k[:, :, row] = self._rotate(self._norm(k, "k"), step)
+        row, heads = self.settings.num_rows + step, size.num_heads + size.num_kv_heads
+        parts = torch_linear(normed, self.qkv).view(batch, -1, size.head_dim)
+        v, gates = parts[:, heads : heads + size.num_kv_heads], parts[:, heads + size.num_kv_heads :]
+        qk = rms_norm(parts[:, :heads], (size.head_dim,), None, EPSILON).mul_(self.qk_norm)
+        turned = qk[..., : size.rotary]
+        other = turned.roll(size.rotary // 2, -1).mul_(self.sin[step])
+        turned.mul_(self.cos[step]).add_(other)
+        self.k[:, :, row] = qk[:, size.num_heads :]
         self.v[:, :, row] = v
         keys, values = self.k[:, :, : row + 1], self.v[:, :, : row + 1]
-        attended = scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)[:, :, 0]
-        return (attended * torch.sigmoid(queries[:, :, 1])).flatten(1)
-
-    def _rotate(self, x: Tensor, step: int) -> Tensor:
-        cos, sin, rotary = self.cos[step], self.sin[step], self.head.size.rotary
-        first, second = x[..., :rotary].chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin, x[..., rotary:]), dim=-1)
-
-
-def batch_device(head: Bf16Head) -> torch.device:
-    """Where a head is."""
-    return head.weights.device
+        q = qk[:, : size.num_heads, None]
+        attended = scaled_dot_product_attention(q, keys, values, enable_gqa=True)[:, :, 0]
+        return torch.sigmoid(gates).mul_(attended).flatten(1)

@@ -24,6 +24,7 @@ import triton
 from chain import Bf16Head, ChainSettings, KernelChain, TorchChain
 from heads import DENSE, TOY, Weights
 from measure import copy_bandwidth, time_side_by_side
+from result import figures_of, write_result
 
 GROUPS = ("lm_head", "linear", "rows", "attention", "absorb", "round")
 
@@ -46,12 +47,15 @@ def main() -> int:
         print(f"-- {group}: {time.monotonic() - begin:.1f} s", flush=True)
         _write(arguments.out, report)
     _summary(report)
+    if arguments.json and not report["failures"]:
+        write_result(arguments.json, report)
     return 1 if report["failures"] else 0
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for kernels.json")
+    parser.add_argument("--json", type=Path, help="file for the result as it is committed, if nothing failed")
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--toy", action="store_true", help="small sizes")
     parser.add_argument("--compile-only", action="store_true", help="compile for Hopper, run nothing")
@@ -175,6 +179,7 @@ def _run_rounds(bench: cases.Bench, arguments: argparse.Namespace, report: dict[
         floors = [wish.num_drafts * side.num_bytes / report["copy_gbps"] / 1e3 for side in (chain, plain)]
         mine, theirs = timings["kernel"].us, timings["torch"].us
         rounds[name] = {"us": mine, "floor_us": floors[0], "torch_us": theirs, "torch_floor_us": floors[1]}
+        rounds[name]["num_drafts"] = wish.num_drafts
         print(
             f"round/{name:28} {mine:9.1f} us  floor {floors[0]:8.1f} ({floors[0] / mine:.2f})  torch {theirs:9.1f}"
             f" (floor {floors[1]:.1f})  {theirs / mine:.2f}x",
@@ -199,36 +204,11 @@ def _compare_rounds(chain: KernelChain, plain: TorchChain) -> str | None:
 
 def _summary(report: dict[str, Any]) -> None:
     """The goals' figures, as far as they were measured."""
-    report["figures"] = figures = _round_figures(report.get("rounds", {}))
-    results, k1 = {result["name"]: result for result in report["results"]}, report.get("rounds", {}).get("k1")
-    for rows in (1, 8):
-        if f"absorb/rows={rows}" in results and k1:
-            figures[f"catchup{rows}_over_propose1"] = results[f"absorb/rows={rows}"]["us"] / k1["us"]
-    if "lm_head/nvfp4/B=1" in results:
-        figures["lm_head_bandwidth_fraction"] = results["lm_head/nvfp4/B=1"]["fraction_of_copy"]
-    for name, value in figures.items():
+    report["figures"] = figures_of(report)
+    for name, value in report["figures"].items():
         print(f"{name:32} {value:.3f}")
     for failure in report["failures"]:
         print("FAILED", failure)
-
-
-def _round_figures(rounds: dict[str, Any]) -> dict[str, float]:
-    figures = {
-        f"speedup_{name}": rounds[name]["torch_us"] / rounds[name]["us"]
-        for name in ("nvfp4_head", "nvfp4_body", "vocab_64k")
-        if name in rounds
-    }
-    head = rounds.get("nvfp4_head")
-    if not head:
-        return figures
-    fractions = [
-        rounds[name]["floor_us"] / rounds[name]["us"] for name in ("nvfp4_head", "nvfp4_body") if name in rounds
-    ]
-    figures |= {
-        "step_floor_fraction": min(fractions),
-        "plain_torch_floor_ratio": head["torch_us"] / head["torch_floor_us"],
-    }
-    return figures | {f"{name}_over_b1": rounds[name]["us"] / head["us"] for name in ("b8", "b64") if name in rounds}
 
 
 def _describe(device: torch.device) -> dict[str, str]:

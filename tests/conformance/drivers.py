@@ -62,7 +62,8 @@ class Driver:
     """A driver process."""
 
     def __init__(self, command, name):
-        path = os.pathsep.join(str(ROOT / part) for part in ("clients/python", "tests"))
+        parts = [*(str(ROOT / part) for part in ("clients/python", "tests")), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(part for part in parts if part)
         self.name = name
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}

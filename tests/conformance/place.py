@@ -9,9 +9,16 @@ from serving import Running, temporary_directory, tiny_config
 
 
 class Place:
-    """A server of its own, on a socket that stays the same over restarts."""
+    """A server of its own, on a socket that stays the same over restarts.
 
-    def __init__(self, checkpoint, settings):
+    Args:
+        checkpoint: its head.
+        settings: of the service, and `starting`.
+        gpu: what clients are told of the GPU whose memory they share.
+    """
+
+    def __init__(self, checkpoint, settings, gpu=None):
+        self.gpu = gpu or {}
         self._stack = ExitStack()
         settings = dict(settings)
         is_starting = settings.pop("starting", False)

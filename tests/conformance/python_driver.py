@@ -13,6 +13,7 @@ import json
 import queue
 import sys
 import threading
+from pathlib import Path
 
 import grpc
 from google.protobuf import descriptor_pool, json_format, message_factory
@@ -22,6 +23,7 @@ from specdraft import (
     AsyncSequence,
     CatchupItem,
     Client,
+    ClientGpu,
     HiddenRows,
     HiddenSource,
     Proposal,
@@ -31,6 +33,7 @@ from specdraft import (
     SpecdraftError,
     channel,
 )
+from specdraft.memory.simulated import SimulatedDriver
 from specdraft.statuses import error_of_call
 from specdraft.v1 import drafter_pb2
 from specdraft.words import DType, MemoryKind
@@ -101,6 +104,8 @@ class Driver:
         if "keepalive_ms" in asked:
             channel._KEEPALIVE_TIME_MS = asked["keepalive_ms"]
         memory = asked.get("memory", "auto")
+        if memory == "cuda":
+            options["gpu"] = gpu_of(asked.get("simulated_gpu"))
         client = self.open_client(
             asked["target"], memory=memory, use_drive=not asked.get("unary"), timeout_s=asked["timeout_ms"] / 1000,
             **options,
@@ -320,6 +325,12 @@ class Waited:
         if isinstance(argument, CatchupItem | ProposeItem):
             return dataclasses.replace(argument, sequence=argument.sequence.inner)
         return argument.inner if isinstance(argument, Waited) else argument
+
+
+@functools.cache
+def gpu_of(directory):
+    """This process's GPU: one that the directory plays, or the first one."""
+    return ClientGpu(SimulatedDriver(Path(directory)) if directory else None)
 
 
 def token_of(asked):

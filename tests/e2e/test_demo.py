@@ -1,6 +1,7 @@
 """The demo: what it says when all is well, when the head is useless, and when the verify is wrong."""
 
 import io
+import json
 import re
 import shutil
 import urllib.error
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from drafter_service.demo.acceptance import AcceptancePlan, measure_acceptance
 from drafter_service.demo.demo import DemoPlan, run_demo
 from drafter_service.demo.page import side_by_side
 from drafter_service.demo.painting import Ink, Painter, inks, paint_generation, wants_color
@@ -17,6 +19,7 @@ from drafter_service.demo.prompts import pick_prompts
 from drafter_service.demo.race import DRAFTED, GENERATE, LOOP, Outcome, Run
 from drafter_service.demo.tally import tally
 from drafter_service.demo.target import HEAD, TARGET, TEXTS
+from repository import ROOT
 from specdraft.integrations.transformers import RoundRecord, speculative_generate
 from specdraft.integrations.transformers.target import Target
 
@@ -61,6 +64,21 @@ def test_demo_ends_with_its_one_line_and_is_lossless():
     url = re.search(r"http://127\.0\.0\.1:\d+/metrics", text).group()
     with pytest.raises(urllib.error.URLError):  # the service has ended with the demo
         urllib.request.urlopen(url, timeout=5)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(170)
+def test_on_a_gpu_the_drafts_come_through_cuda_ipc_as_good_as_on_a_cpu():
+    is_lossless, said = demo()
+    assert is_lossless
+    assert "lossless=yes" in said[-1]
+    assert any("CUDA IPC" in line for line in said)
+    expected = json.loads((ROOT / "tests/benchmarks/results/acceptance-cpu.json").read_text(encoding="utf-8"))[
+        "figures"
+    ]
+    figures = measure_acceptance(AcceptancePlan(**expected["plan"]))
+    shares = zip(figures["accepted_by_draft_index"], expected["accepted_by_draft_index"], strict=True)
+    assert all(abs(found - on_cpu) <= 0.01 for found, on_cpu in shares), figures
 
 
 def test_text_is_shown_before_the_timed_turns_and_every_turn_is_announced(random_head):

@@ -6,12 +6,14 @@ import time
 
 import pytest
 
-from cuda_session import gpu_service
+from cuda_session import PIDS, gpu_service
 from drafter_service.memory.lanes import OPEN_WAITS_MAX
 from serving import wait_until
 from specdraft.errors import Reason, SpecdraftError
 from specdraft.lanes import EarlyItem, Lane
+from specdraft.memory import ClientGpu
 from specdraft.memory.lane_protocol import RELEASED
+from specdraft.memory.simulated import SimulatedDriver
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import session_pb2, tensor_pb2
 from wire import Story
@@ -166,13 +168,40 @@ def test_tickets_out_of_order_are_refused_and_released_lanes_take_none(clients):
     target = Target(clients)
     with target.client.open_sequence() as sequence:
         entry = target.lane._entry(EarlyItem(sequence, 0, 1))
-        error = raw_round(target.lane, entry, 3)
+        error = raw_round(target.lane, entry, 4)
         assert error.reason is Reason.TICKET_ORDER
-        assert error.details == {"ticket": "3", "expected": "1"}
-        wait_until(lambda: target.lane._page.load(target.lane._done_offset) == 3, text="done of the refused ticket")
-        assert raw_round(target.lane, entry, 2).reason is Reason.TICKET_ORDER
+        assert error.details == {"ticket": "4", "expected": "2"}, "the first one proved the lane"
+        wait_until(lambda: target.lane._page.load(target.lane._done_offset) == 4, text="done of the refused ticket")
+        assert raw_round(target.lane, entry, 3).reason is Reason.TICKET_ORDER
         target.clients.server.service._servicer._parts.sessions.listed()[0].lanes.release()
-        assert raw_round(target.lane, entry, 4).reason is Reason.LANE_RELEASED
+        assert raw_round(target.lane, entry, 5).reason is Reason.LANE_RELEASED
+
+
+class Hasty(SimulatedDriver):
+    """A device on which a store overtakes the copies before it, as it could between GPUs that are not coherent."""
+
+    def copy(self, stream, target, source, size):
+        self.launch(stream, lambda: time.sleep(0.05))
+        super().copy(stream, target, source, size)
+
+    def write_value(self, stream, pointer, value):
+        ctypes.c_int64.from_address(pointer).value = value
+
+
+def test_a_lane_that_is_not_in_order_is_refused_and_the_session_goes_on_without(clients):
+    driver = Hasty(clients.directory, pid=next(PIDS))
+    driver.make_current(0)
+    client = clients.client(ClientGpu(driver, pid=driver.pid), slot_count=4)
+    with pytest.raises(SpecdraftError, match="in order; calls without tickets work") as caught:
+        client.open_lane(driver.create_stream())
+    assert caught.value.reason is Reason.TRANSPORT_UNAVAILABLE
+    assert caught.value.details["kind"] == "lane"
+    with client.open_sequence() as sequence:
+        found = sequence.propose(0, STORY.tokens[:2], STORY.rows[:2], num_drafts=K)
+        assert found.drafts == expected(clients, [(0, 2)])[0]
+    client.close()
+    clients.forget(client)
+    driver.close()
 
 
 def test_tickets_come_over_drive_only_and_lanes_need_cuda_memory(clients):
@@ -300,3 +329,14 @@ def test_thirty_sessions_that_wait_at_once_do_not_stop_another(clients):
 
 def test_lanes_of_the_client_are_the_public_class(clients):
     assert isinstance(Target(clients).lane, Lane)
+
+
+def test_rounds_that_warm_up_touch_nobody(clients):
+    server = clients.server
+    client = clients.client()
+    with client.open_sequence() as sequence:
+        sequence.propose(0, STORY.tokens[:6], STORY.rows[:6], num_drafts=K)
+        before = server.digest(sequence.sequence_id), server.pages(), sequence.state()
+        server.service.assembly._lanes.warm_up()
+        assert (server.digest(sequence.sequence_id), server.pages(), sequence.state()) == before
+        sequence.propose(6, STORY.tokens[6:7], STORY.rows[6:7], num_drafts=K)

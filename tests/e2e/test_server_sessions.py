@@ -164,8 +164,8 @@ def test_a_fenced_stream_whose_client_reads_nothing_gives_its_thread_back(server
     # Nobody iterates over its answers.
     call = session.client.stub.Drive(iter(requests), metadata=session.metadata())
     drives = server.service._servicer._drives
-    wait_until(lambda: any(drive._outbox.qsize() >= 200 for drive in drives), text="the service's patience")
-    wait_until(is_still(lambda: [(drive._outbox.qsize(), len(drive._asked)) for drive in drives]))
+    wait_until(is_still(lambda: [(drive._sending.locked(), len(drive._asked)) for drive in drives]))
+    assert [drive._sending.locked() for drive in drives] == [True]
     second = session.drive().attached()
     assert len(drives) == 2
     clock.ahead += 6

@@ -54,9 +54,12 @@ def test_retries_of_what_is_in_flight_join_it_however_much_that_is(server):
         for request in requests:
             before.send(propose=request)
         server.runner.wait_for_batch(num_batches)
+        in_flight = server.service.assembly.engine._in_flight
+        wait_until(lambda: in_flight.num_operations == 2, text="the second round")
         after = session.drive()
         ids = [after.send(propose=request) for request in requests]
         assert before.ending().kind == ("ABORTED", "SESSION_FENCED")
+        wait_until(lambda: [len(one) for tags in in_flight._flying.values() for one in tags.values()] == [2, 2])
     results = [after.answer_to(correlation_id).propose.results[0] for correlation_id in ids]
     assert [result.status.code for result in results] == [0, 0]
     assert [result.state.last_op for result in results] == [1, 2]

@@ -12,7 +12,7 @@ import pytest
 from repository import files, tree
 
 NUM_CASES = 23
-REASONS = ("GPU", "Go", "Kubernetes", "head kind", "quantisation", "other processes' carries")
+REASONS = ("GPU", "Go", "Kubernetes", "head kind", "other processes' carries")
 FAULTS = "e2e/test_reported_faults.py"
 RETRIES = "e2e/test_server_retries.py"
 HEALTH = "e2e/test_server_health.py"
@@ -174,8 +174,11 @@ CASES = {
     ),
     "Kernels compile on live requests": Case(
         "https://github.com/vllm-project/vllm/issues/49349",
-        (("e2e/test_server_handshake.py", "test_what_comes_before_the_head_is_loaded_is_told_to_wait"),),
-        {"GPU": "compiled kernels"},
+        (
+            ("e2e/test_server_handshake.py", "test_what_comes_before_the_head_is_loaded_is_told_to_wait"),
+            ("e2e/test_warm_service.py", "test_the_shapes_that_others_compiled_for_are_ready"),
+            ("numerics/test_round_compiles.py", "test_nothing_is_compiled_or_captured_once_warm"),
+        ),
     ),
     "A config value lives one level deeper: silent default": Case(
         "https://github.com/vllm-project/vllm/issues/55322",
@@ -193,8 +196,12 @@ CASES = {
         (
             (CHECKPOINT, "test_a_quantised_target_whose_head_is_not_quantised_loads_as_stored"),
             (CHECKPOINT, "test_a_stored_type_that_is_not_supported_is_refused_by_tensor"),
+            ("numerics/test_narrow_checkpoints.py", "test_a_narrow_checkpoint_drafts_as_what_its_numbers_mean"),
+            (
+                "numerics/test_narrow_checkpoints.py",
+                "test_scales_that_are_missing_unknown_or_wrong_are_refused_by_name",
+            ),
         ),
-        {"quantisation": "fp8 weights with their scales; until then such a tensor is refused by name"},
     ),
     "Message above gRPC's default limit": Case(
         "https://github.com/grpc/grpc.io/issues/1254",

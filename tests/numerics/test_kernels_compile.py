@@ -37,12 +37,13 @@ groups = {
 later = {}
 with compiling_for_hopper() as launched, CompileWatch(compiled.append):
     for name, make in groups.items():
-        for case in make([4, 9] if name == "lm_head" else [4]):  # in buckets of 8 and of 16
+        # One row, and the LM head's buckets of 8 and of 16.
+        for case in [*make([4, 9] if name == "lm_head" else [4]), *make([1])]:
             case.calls[0]()
             for portable in case.candidates.get("portable", ()):
                 portable()
         count = len(compiled)
-        for case in make([2, 3, 13, 16] if name != "attention" else [4]):
+        for case in make([1, 2, 3, 13, 16] if name != "attention" else [4]):
             case.calls[0]()
         later[name] = compiled[count:]
     for case in lm_head_cases(bench, [32, 64]):
@@ -89,7 +90,9 @@ def test_all_kernels_were_compiled_and_none_spills_registers(report):
         "nvfp4_kernel",
         "stream_kernel",
         "vector_kernel",
+        "nvfp4_row_kernel",
         "dense_kernel",
+        "dense_row_kernel",
         "reduce_kernel",
         "fuse_pair_kernel",
         "qk_rope_write_kernel",

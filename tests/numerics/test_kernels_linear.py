@@ -1,5 +1,7 @@
 """Projections of few rows agree with the reference: every kind of weight, every epilogue, odd sizes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -95,6 +97,20 @@ def test_norm_and_swiglu_in_one_kernel(device, kind):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
+def test_rows_normalised_first_may_be_split(device, kind):
+    weight, x = stored(kind, random(24, 96, seed=1)), random(20, 96, scale=50.0, dtype=torch.bfloat16)
+    norm = InputNorm(random(96, seed=4) + 1.0, 1e-6)
+    for split in (1, 2):
+        plan = replace(plan_for(kind, split=split), norms_first=True)
+        found = run(x, weight, device, plan=plan, norm=norm)
+        # x is rounded once more, and the interpreter cuts off where a GPU rounds.
+        assert relative_error(found, linear_reference(x, weight, norm=norm)) < 2 * TOLERANCE
+    with pytest.raises(ValueError, match="norm"):
+        run(x, weight, device, plan=plan_for(kind, split=2), norm=norm)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_packed_rows_go_from_one_product_to_the_next(device):
     weight, x = stored("nvfp4", random(32, 48, seed=1)), random(3, 48, dtype=torch.bfloat16)
     packed = PackedRows.pack(x)
@@ -129,10 +145,13 @@ def test_without_a_gpu_the_reference_runs():
 
 def test_plans_depend_on_the_bucket_and_split_only_where_all_of_x_need_not_be_known():
     weight = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
-    assert plan_linear(weight, 1) == plan_linear(weight, 16) != plan_linear(weight, 17)
+    assert plan_linear(weight, 1) != plan_linear(weight, 2) == plan_linear(weight, 16) != plan_linear(weight, 17)
     assert plan_linear(weight, 65) == plan_linear(weight, 8192)
-    assert plan_linear(weight, 1).split > 1
-    assert plan_linear(weight, 1, normed=True).split == plan_linear(weight, 1, swiglu=True).split == 1
+    assert plan_linear(weight, 2).split > 1
+    assert plan_linear(weight, 2, normed=True).split == plan_linear(weight, 2, swiglu=True).split == 1
+    later = plan_linear(weight, 17, normed=True)  # a kernel of its own normalises x first
+    assert later.norms_first
+    assert later.split > 1
 
 
 @pytest.mark.parametrize(

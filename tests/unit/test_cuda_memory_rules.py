@@ -4,6 +4,7 @@ import ctypes
 import logging
 import re
 import threading
+import time
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from drafter_service.memory.gpu import GpuLimits, GpuMemory
 from drafter_service.memory.layout import ArenaWish, lay_out
 from drafter_service.memory.regions import RegionWish
 from specdraft.errors import Reason, SpecdraftError
+from specdraft.memory.counters import CounterPage
 from specdraft.memory.cuda import format_uuid
 from specdraft.memory.mappings import Mappings, check_range
 from specdraft.memory.simulated import SimulatedDriver
@@ -352,3 +354,20 @@ def test_ranges_do_not_wrap_around():
     check_range(64, 0, 64)
     for offset, length in ((-1, 1), (0, -1), (65, 0), (1, 64), (1 << 70, 1)):
         refused(Reason.MEMORY_OUT_OF_BOUNDS, check_range, 64, offset, length)
+
+
+def test_memory_of_another_size_does_not_wait_for_a_lane_that_waits(machine):
+    pool = machine.gpu.pool
+    pointer, size = pool.take(GRANULE)
+    assert machine.gpu.reaper.wait_idle(5), "one more of that size is kept ready"
+    stream = machine.driver.create_stream()
+    page = CounterPage()
+    machine.driver.wait_value(stream, machine.driver.register_host(page.address, 4096), 1)
+    began = time.monotonic()
+    bigger = pool.take(2 * GRANULE)
+    assert time.monotonic() - began < 1, "nothing was freed meanwhile"
+    page.store(0, 1)
+    pool.give(pointer, size)
+    pool.give(*bigger)
+    assert machine.gpu.reaper.wait_idle(10)
+    machine.driver.unregister_host(page.address)

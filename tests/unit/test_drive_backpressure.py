@@ -34,7 +34,7 @@ def requests(taken: list[int]):
 
 def test_no_more_is_read_than_may_wait_for_an_answer() -> None:
     calls, taken = Silent(), []
-    drive = Drive(calls, lambda: None, Metrics(CollectorRegistry(), 8), time.monotonic)
+    drive = Drive(calls, lambda: None, Metrics(CollectorRegistry(), 8), time.monotonic, send=lambda _: None)
     reader = threading.Thread(target=drive.read, args=(requests(taken),))
     reader.start()
     until = time.monotonic() + 5

@@ -9,8 +9,8 @@ import torch
 
 from books import SESSION, Books, write
 from checkpoints import write_tiny_checkpoint
+from drafter_service.engine import eager_steps as runners
 from drafter_service.engine import operations as ops
-from drafter_service.engine import runner as runners
 from drafter_service.heads import load_head
 
 

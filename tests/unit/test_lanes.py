@@ -46,6 +46,11 @@ class Clock:
         return self.now
 
 
+def stream_pool(driver):
+    ready, *waiting = [driver.create_stream() for _ in range(1 + OPEN_WAITS_MAX)]
+    return StreamPool(driver, 0, ready, waiting)
+
+
 class World:
     """Lanes of one service, and the client's side of each page."""
 
@@ -54,7 +59,7 @@ class World:
         self.driver.make_current(0)
         self.clock = Clock()
         self.offers = Offered()
-        self.streams = StreamPool(self.driver, 0)
+        self.streams = stream_pool(self.driver)
         self.tools = LaneTools(self.driver, 0, self.streams, self.driver.launch, self.clock)
         self.news = []
         self.watchdog = Watchdog(lambda lane, dropped: self.news.append((lane, dropped)))
@@ -211,7 +216,7 @@ def test_what_was_never_launched_is_named_by_the_release(make):
 def test_a_page_that_cannot_be_registered_is_told_and_leaves_nothing(tmp_path):
     driver = SimulatedDriver(tmp_path)
     driver.make_current(0)
-    tools = LaneTools(driver, 0, StreamPool(driver, 0), driver.launch, Clock())
+    tools = LaneTools(driver, 0, stream_pool(driver), driver.launch, Clock())
     driver.break_device("CUDA_ERROR_INVALID_VALUE")
     offers = Offered()
     refused(Reason.TRANSPORT_UNAVAILABLE, Lane, 0, tools, offers)

@@ -6,6 +6,6 @@
 // Stream and Page are the pieces of device-ordered rounds: a counter in a host page that the GPU sees, which a stream
 // writes and waits for.
 //
-// The package has been tested with a fake driver and with a stand-in for libcuda that checks how arguments arrive. It has
-// not run on a GPU yet.
+// The package is tested with a fake driver, with a stand-in for libcuda that checks how arguments arrive, and, where there
+// is one, on a GPU (gpu_test.go).
 package cuda

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"encoding/json"
 	"os"
 	"slices"
 	"testing"
@@ -8,13 +9,15 @@ import (
 	"example.com/specdraft/clients/go/specdraft"
 )
 
-// The variables that let these tests run. They have not run on a GPU yet. On a machine with one:
+// The variables that let these tests run. tests/e2e/test_go_on_gpu.py sets them all; by hand, on a machine with a GPU:
 //
 //	CGO_ENABLED=0 go test -c ./cuda
 //	SPECDRAFT_CUDA_UUID=GPU-... SPECDRAFT_CUDA_TARGET=unix:///run/specdraft/specdraft.sock ./cuda.test -test.run OnAGPU -test.v
 const (
 	uuidVariable   = "SPECDRAFT_CUDA_UUID"
 	targetVariable = "SPECDRAFT_CUDA_TARGET"
+	// draftsVariable names a file: the drafts that the Python client got for the same pairs through its CUDA handle.
+	draftsVariable = "SPECDRAFT_CUDA_DRAFTS"
 )
 
 func onAGPU(t *testing.T) *Device {
@@ -87,6 +90,24 @@ func TestDraftsOnAGPU(t *testing.T) {
 	if !slices.Equal(inline, shared) || len(inline) == 0 {
 		t.Errorf("%v through messages, %v through the handle", inline, shared)
 	}
+	if path := os.Getenv(draftsVariable); path != "" {
+		if python := draftsIn(t, path); !slices.Equal(python, shared) {
+			t.Errorf("%v in Python, %v here", python, shared)
+		}
+	}
+}
+
+func draftsIn(t *testing.T, path string) []uint32 {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var drafts []uint32
+	if err := json.Unmarshal(text, &drafts); err != nil {
+		t.Fatal(err)
+	}
+	return drafts
 }
 
 func draftsOf(t *testing.T, client *specdraft.Client, options specdraft.SessionOptions) []uint32 {

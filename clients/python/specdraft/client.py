@@ -192,11 +192,13 @@ class Client:
         """Opens a lane: rounds whose drafts the host never waits for. Needs CUDA memory.
 
         Args:
-            stream: the CUDA stream that verifies (`torch.cuda.current_stream().cuda_stream`, for example).
+            stream: the CUDA stream that verifies (`torch.cuda.current_stream().cuda_stream`, for example). What it
+                holds is waited for: a first round proves that client and service see each other's writes in order.
 
         Raises:
-            SpecdraftError: `TRANSPORT_UNAVAILABLE`: no CUDA memory, no `Drive` stream, or so few hardware queues
-                (CUDA_DEVICE_MAX_CONNECTIONS) that a lane would stop every other stream; `IN_FLIGHT_EXHAUSTED`: the
+            SpecdraftError: `TRANSPORT_UNAVAILABLE`: no CUDA memory, no `Drive` stream, a proof that failed, or so few
+                hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) that a lane would stop every other stream; calls without
+                tickets work then; `IN_FLIGHT_EXHAUSTED`: the
                 session has as many lanes as it may have.
         """
         return self._live_session().open_lane(stream, socket_path(self._target))

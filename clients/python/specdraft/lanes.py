@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from specdraft.exchanges import Exchange
 from specdraft.memory import CudaArena, fetch_descriptor, side_socket_path
 from specdraft.memory.counters import COUNTER_PAGE_SIZE_BYTES, CounterPage
 from specdraft.memory.cuda import CONNECTIONS_VARIABLE, connections_problem
+from specdraft.memory.descriptors import NONCE_SIZE_BYTES
 from specdraft.memory.lane_protocol import RELEASED, ClientLane
 from specdraft.statuses import check_entry
 from specdraft.v1 import drafter_pb2, session_pb2, tensor_pb2
@@ -74,6 +76,8 @@ class EarlyRound:
         self._ops = ops
         self._answered = threading.Event()
         self._errors: list[SpecdraftError | None] = [None] * len(items)
+        self.refusal: SpecdraftError | None = None
+        """Why nothing of it was done."""
 
     def is_passed(self) -> bool:
         """Whether the target's stream has gone past the wait."""
@@ -111,13 +115,14 @@ class EarlyRound:
         if error is None:
             self._errors = [_error_of(result.status) for result in answer.results]
         else:
-            refusal = error if isinstance(error, SpecdraftError) else None
-            self._errors = [refusal or make_error(Reason.LANE_RELEASED, str(error))] * len(self._items)
+            known = error if isinstance(error, SpecdraftError) else None
+            self.refusal = known or make_error(Reason.LANE_RELEASED, str(error))
+            self._errors = [self.refusal] * len(self._items)
         for item, refused in zip(self._items, self._errors, strict=True):
             if refused is not None:
                 item.sequence.ledger.unsure = True  # the next use asks where the sequence stands
         is_in_band = error is None or (isinstance(error, SpecdraftError) and error.reason is not None)
-        self._lane.answered(self.ticket, is_ok=not all(self._errors), is_in_band=is_in_band)
+        self._lane.answered(self.ticket, is_ok=not all(self._errors or [error]), is_in_band=is_in_band)
         self._answered.set()
 
 
@@ -198,26 +203,53 @@ class Lane:
             if item.sequence.ledger.unsure:
                 item.sequence.state()
         with self._lock:
-            if self.is_released:
-                self._book = self._book.released()
-                raise make_error(Reason.LANE_RELEASED, "the lane was released; open a new one")
-            self._book = self._book.issued()
-            ticket = self._book.last
-            early = EarlyRound(self, ticket, items, [item.sequence.ledger.next_op for item in items])
-            driver = self._gpu.driver
-            driver.make_current(self._gpu.device)
-            driver.write_value(self._stream, self._ready_pointer, ticket)
-            try:
-                self._drive.post(self._exchange(ticket, items), early.answered)
-            except SpecdraftError:
-                self._book = self._book.released()
-                driver.write_value(self._stream, self._own_pointer + _PASSED_OFFSET, ticket)  # nothing is waited for
-                self._wake.set()
-                raise
-            for item in items:
-                item.sequence.ledger.last_op += 1
-            driver.wait_value(self._stream, self._done_pointer, ticket)
-            driver.write_value(self._stream, self._own_pointer + _PASSED_OFFSET, ticket)
+            return self._issue(items)
+
+    def prove(self) -> None:
+        """Tries, once, that both sides see in order what the other one writes on the device.
+
+        The stream leaves bytes in the arena, and a round without entries has the service invert them there.
+
+        Raises:
+            FailedPreconditionError: `TRANSPORT_UNAVAILABLE`: they do not. Calls without tickets work all the same.
+        """
+        challenge = ctypes.create_string_buffer(os.urandom(NONCE_SIZE_BYTES), NONCE_SIZE_BYTES)
+        with self._lock:
+            self._gpu.driver.make_current(self._gpu.device)
+            place = self.arena.nonce_pointer
+            self._gpu.driver.copy(self._stream, place, ctypes.addressof(challenge), NONCE_SIZE_BYTES)
+            early = self._issue([])
+        early.outputs(self._terms.timeout_s)
+        found = None if early.refusal or self.is_released else self.arena.nonce()
+        if found == bytes(255 - one for one in challenge.raw):
+            return
+        self.release()
+        why = early.refusal or "what one side writes on the device does not reach the other in order"
+        text = f"no lane between these two processes: {why}; calls without tickets work"
+        raise make_error(Reason.TRANSPORT_UNAVAILABLE, text, kind="lane")
+
+    def _issue(self, items: Items[EarlyItem]) -> EarlyRound:
+        """Sends a round with the next ticket, and has the stream wait for it. Under the lane's lock."""
+        if self.is_released:
+            self._book = self._book.released()
+            raise make_error(Reason.LANE_RELEASED, "the lane was released; open a new one")
+        self._book = self._book.issued()
+        ticket = self._book.last
+        early = EarlyRound(self, ticket, items, [item.sequence.ledger.next_op for item in items])
+        driver = self._gpu.driver
+        driver.make_current(self._gpu.device)
+        driver.write_value(self._stream, self._ready_pointer, ticket)
+        try:
+            self._drive.post(self._exchange(ticket, items), early.answered)
+        except SpecdraftError:
+            self._book = self._book.released()
+            driver.write_value(self._stream, self._own_pointer + _PASSED_OFFSET, ticket)  # nothing is waited for
+            self._wake.set()
+            raise
+        for item in items:
+            item.sequence.ledger.last_op += 1
+        driver.wait_value(self._stream, self._done_pointer, ticket)
+        driver.write_value(self._stream, self._own_pointer + _PASSED_OFFSET, ticket)
         return early
 
     def believes(self, ticket: int, outputs: SlotOutputs, op: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -44,6 +45,7 @@ class Session:
         self._arena = arena
         self._closed = False
         self._lanes: list[Lane] = []
+        self._lane_lock = threading.Lock()
         if use_drive:
             transport.start_drive(terms.grace_s)
         self._lease = Lease(transport.call, terms.lease_s, terms.timeout_s)
@@ -63,12 +65,18 @@ class Session:
         arena, drive = self._arena, self._transport.drive
         if not isinstance(arena, CudaArena) or drive is None:
             raise make_error(Reason.TRANSPORT_UNAVAILABLE, "lanes need CUDA memory and the Drive stream", kind="lane")
-        self._lanes = [lane for lane in self._lanes if not lane.is_over]
-        check_connections(len(self._lanes) + 1)
-        exchange = Exchange("OpenLane", session_pb2.OpenLaneRequest(), LANE_TIMEOUT_FACTOR * self.terms.timeout_s)
-        lane = Lane(self._transport.call(exchange), arena, drive, stream, own_socket=own_socket, terms=self.terms)
-        self._lanes.append(lane)
-        return lane
+        with self._lane_lock:  # the proof of a lane has a place in the arena that all lanes share
+            self._lanes = [lane for lane in self._lanes if not lane.is_over]
+            check_connections(len(self._lanes) + 1)
+            exchange = Exchange("OpenLane", session_pb2.OpenLaneRequest(), LANE_TIMEOUT_FACTOR * self.terms.timeout_s)
+            lane = Lane(self._transport.call(exchange), arena, drive, stream, own_socket=own_socket, terms=self.terms)
+            try:
+                lane.prove()
+            except SpecdraftError:
+                lane.close()
+                raise
+            self._lanes.append(lane)
+            return lane
 
     def run(self, steps: Steps[T]) -> T:
         """Performs the steps of an operation.

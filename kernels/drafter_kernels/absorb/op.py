@@ -1,4 +1,4 @@
-"""The catch-up row writer: four kernels, and what they hand to each other."""
+"""The catch-up row writer: four kernels, three for a single row, and what they hand to each other."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,7 @@ from torch import Tensor
 
 from drafter_kernels.absorb.reference import AbsorbWeights
 from drafter_kernels.dispatch import Backend, check_shape
-from drafter_kernels.fuse_pair import fuse_pair
-from drafter_kernels.linear import LinearWorkspace, linear, plan_linear
+from drafter_kernels.linear import LinearWorkspace, linear, pair_linear, plan_linear
 from drafter_kernels.qk_rope_write import qk_rope_write
 
 
@@ -85,17 +84,17 @@ def _join(  # noqa: PLR0917  # in the order of the call
     tokens: Tensor, hiddens: Tensor, weights: AbsorbWeights, x_out: Tensor, workspace: AbsorbWorkspace, on: _On
 ) -> None:
     """x, the input of the decoder layer."""
-    joined = workspace.joined[: len(tokens)]
-    fuse_pair(
+    pair_linear(
         tokens,
         weights.embedding,
         hiddens,
         weights.pair_norms,
-        joined,
+        weights.join_proj,
+        x_out,
+        workspace.joined[: len(tokens)],
+        workspace.linear,
         hidden_first=weights.hidden_first,
         row_count=on.row_count,
-        overlaps=on.overlaps,
+        plan=plan_linear(weights.join_proj, len(tokens), overlaps=on.overlaps),
         backend=on.backend,
     )
-    plan = plan_linear(weights.join_proj, len(tokens), overlaps=on.overlaps)
-    linear(joined, weights.join_proj, x_out, workspace.linear, row_count=on.row_count, plan=plan, backend=on.backend)

@@ -16,7 +16,7 @@ def _tile_of(program, num_m, NUM_N: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _finish(
+def finish(
     value,
     other,
     out,
@@ -30,6 +30,7 @@ def _finish(
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
     PACKED_OUT: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
 ):
     """Writes a tile [BN, BM] of out [M, N]: SwiGLU with the tile `other`, then the gate, then the residual."""
     inside = (n < N)[:, None] & (m < count)[None, :]
@@ -44,6 +45,8 @@ def _finish(
         value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     if PACKED_OUT:
         at = m.to(tl.int64)[None, :] * N + ((n % 8) * (N // 8) + n // 8)[:, None]
+    elif OUT_STRIDE != N:
+        at = m.to(tl.int64)[None, :] * OUT_STRIDE + n[:, None]
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -106,6 +109,7 @@ def dense_kernel(
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
     PACKED_OUT: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
     HAS_COUNT: tl.constexpr,
     DOT: tl.constexpr,
     BN: tl.constexpr,
@@ -120,19 +124,19 @@ def dense_kernel(
     HAS_NORM: RMSNorm of x, whose sum of squares is taken on the way. Rows from row_count[0] on are not written. Grid:
     tiles, SPLIT.
     """
+    NUM_N: tl.constexpr = (N + BN - 1) // BN
+    STEPS: tl.constexpr = ((K + BK - 1) // BK + SPLIT - 1) // SPLIT
+    tile_m, tile_n = _tile_of(tl.program_id(0), (M + BM - 1) // BM, NUM_N, 8)
+    first = tl.program_id(1) * (STEPS * BK)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    NUM_N: tl.constexpr = (N + BN - 1) // BN
     count = M
     if HAS_COUNT:
         count = tl.minimum(count, tl.load(row_count))
-    tile_m, tile_n = _tile_of(tl.program_id(0), (M + BM - 1) // BM, NUM_N, 8)
     if tile_m * BM >= count:
         return
     m, n = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
-    STEPS: tl.constexpr = ((K + BK - 1) // BK + SPLIT - 1) // SPLIT
-    first = tl.program_id(1) * (STEPS * BK)
     acc = tl.zeros((BN, BM), tl.float32)
     other = tl.zeros((BN, BM), tl.float32)
     squares = tl.zeros((BM,), tl.float32)
@@ -173,7 +177,7 @@ def dense_kernel(
         rms = tl.rsqrt(squares / K + eps)[None, :]
         acc *= rms
         other *= rms
-    _finish(acc, other, out, gate, residual, m, n, count, N, GATE_COLUMNS, HAS_RESIDUAL, SWIGLU, PACKED_OUT)
+    finish(acc, other, out, gate, residual, m, n, count, N, GATE_COLUMNS, HAS_RESIDUAL, SWIGLU, PACKED_OUT, OUT_STRIDE)
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["row_count"])
@@ -195,6 +199,7 @@ def nvfp4_kernel(
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
     PACKED_OUT: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
     HAS_COUNT: tl.constexpr,
     DOT: tl.constexpr,
     BN: tl.constexpr,
@@ -205,19 +210,19 @@ def nvfp4_kernel(
     PDL: tl.constexpr,
 ):
     """The same for NVFP4: x packed as bfloat16 [M, 8, KW], words [N, KW] ([2 N, KW] for SwiGLU). Grid: tiles, SPLIT."""
+    NUM_N: tl.constexpr = (N + BN - 1) // BN
+    STEPS: tl.constexpr = ((KW + BK - 1) // BK + SPLIT - 1) // SPLIT
+    tile_m, tile_n = _tile_of(tl.program_id(0), (M + BM - 1) // BM, NUM_N, 8)
+    first = tl.program_id(1) * (STEPS * BK)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    NUM_N: tl.constexpr = (N + BN - 1) // BN
     count = M
     if HAS_COUNT:
         count = tl.minimum(count, tl.load(row_count))
-    tile_m, tile_n = _tile_of(tl.program_id(0), (M + BM - 1) // BM, NUM_N, 8)
     if tile_m * BM >= count:
         return
     m, n = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
-    STEPS: tl.constexpr = ((KW + BK - 1) // BK + SPLIT - 1) // SPLIT
-    first = tl.program_id(1) * (STEPS * BK)
     acc = tl.zeros((BN, BM), tl.float32)
     other = tl.zeros((BN, BM), tl.float32)
     base, scale_base = n[:, None].to(tl.int64) * KW, n[:, None].to(tl.int64) * (KW // 2)
@@ -248,4 +253,4 @@ def nvfp4_kernel(
     scale = tl.load(tensor_scale) * BFLOAT16_LACKS
     acc *= scale
     other *= scale
-    _finish(acc, other, out, gate, residual, m, n, count, N, GATE_COLUMNS, HAS_RESIDUAL, SWIGLU, PACKED_OUT)
+    finish(acc, other, out, gate, residual, m, n, count, N, GATE_COLUMNS, HAS_RESIDUAL, SWIGLU, PACKED_OUT, OUT_STRIDE)

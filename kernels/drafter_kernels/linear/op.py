@@ -82,39 +82,72 @@ def linear(
         workspace = LinearWorkspace([], _data(out).device)
     if plan.split > 1 and len(workspace.counters) < plan.num_tiles(batch, num_out):
         raise ValueError("linear: the workspace is too small for this call")
-    options = _epilogue(out, workspace, plan, swiglu=swiglu, gate=gate, residual=residual, row_count=row_count)
-    check_aligned(out=_data(out), x=_data(x), gate=gate, residual=residual)
-    options |= {"M": batch, "N": num_out, "BN": plan.block_rows, "BM": plan.block_batch, "BK": plan.block_columns}
+    options = _epilogue(out, swiglu=swiglu, gate=gate, residual=residual, row_count=row_count)
+    check_aligned(out=_data(out)[:1], x=_data(x), gate=gate, residual=residual)
+    options |= {"N": num_out, "BN": plan.block_rows, "BK": plan.block_columns}
     options |= {"num_warps": plan.num_warps, "num_stages": plan.num_stages, **launch_options(overlaps=plan.overlaps)}
-    _launch(x, weight, workspace, norm, plan, options)
+    if plan.is_vector:
+        _launch_vector(x, weight, norm, plan, options)
+        return
+    if norm is not None and isinstance(x, Tensor) and not isinstance(weight, PackedNvfp4):
+        x, norm = _normed(x, workspace, norm, plan)
+    parts = {"partials": workspace.partials, "counters": workspace.counters} if plan.split > 1 else {}
+    options |= {"partials": _data(out), "counters": _data(out), "SPLIT": plan.split} | parts
+    _launch(x, weight, workspace, norm, plan, options | {"M": batch, "BM": plan.block_batch})
 
 
 def _epilogue(
     out: Tensor | PackedRows,
-    workspace: LinearWorkspace,
-    plan: LinearPlan,
     *,
     swiglu: bool,
     gate: Tensor | None,
     residual: Tensor | None,
     row_count: Tensor | None,
 ) -> dict[str, Any]:
-    """What both kernels are told of what follows the product. What is absent is not read: any tensor stands for it."""
+    """What all kernels are told of what follows the product. What is absent is not read: any tensor stands for it."""
     target = _data(out)
     return {
         "gate": target if gate is None else gate,
         "residual": target if residual is None else residual,
         "out": target,
         "row_count": target if row_count is None else row_count,
-        "partials": workspace.partials if plan.split > 1 else target,
-        "counters": workspace.counters if plan.split > 1 else target,
         "GATE_COLUMNS": 0 if gate is None else min(gate.shape[1], 2),
         "HAS_RESIDUAL": residual is not None,
         "SWIGLU": swiglu,
         "PACKED_OUT": isinstance(out, PackedRows),
+        "OUT_STRIDE": target.stride(0) if isinstance(out, Tensor) and len(out) > 1 else target[0].numel(),
         "HAS_COUNT": row_count is not None,
-        "SPLIT": plan.split,
     }
+
+
+def _launch_vector(
+    x: Tensor | PackedRows, weight: LinearWeight, norm: InputNorm | None, plan: LinearPlan, options: dict[str, Any]
+) -> None:
+    """The kernels for one row of x."""
+    from drafter_kernels.linear.one_row import kernel
+
+    if len(_data(x)) != 1 or isinstance(weight, Fp8Weight | Fp8BlockWeight) or plan.split != 1:
+        raise ValueError("linear: a plan for one row, and bf16 or NVFP4 weights")
+    grid = (plan.num_tiles(1, options["N"]),)
+    options |= {
+        "x": _data(x),
+        "norm": _data(x) if norm is None else norm.scale,
+        "eps": 0.0 if norm is None else norm.epsilon,
+        "HAS_NORM": norm is not None,
+    }
+    if isinstance(weight, PackedNvfp4):
+        kernel.nvfp4_row_kernel[grid](
+            words=weight.words,
+            block_scales=weight.block_scales,
+            tensor_scale=weight.tensor_scale,
+            zero=0,
+            KW=weight.words.shape[1],
+            PACKED_X=isinstance(x, PackedRows),
+            PTX=not is_interpreted(),
+            **options,
+        )
+        return
+    kernel.dense_row_kernel[grid](weight=weight, K=weight.shape[1], **options)
 
 
 def _launch(  # noqa: PLR0917  # what the launches of the two kernels are made of
@@ -156,6 +189,21 @@ def _launch(  # noqa: PLR0917  # what the launches of the two kernels are made o
         DOT=dot_type(values.dtype, interpreted=is_interpreted()),
         **options,
     )
+
+
+def _normed(
+    x: Tensor, workspace: LinearWorkspace, norm: InputNorm, plan: LinearPlan
+) -> tuple[Tensor, InputNorm | None]:
+    """x and the norm that is left to the product: with `norms_first` none, and x normalised in the workspace."""
+    if not plan.norms_first:
+        if plan.split > 1:
+            raise ValueError("linear: parts of K do not know the norm of x")
+        return x, norm
+    if workspace.normed.numel() < x.numel():
+        raise ValueError("linear: the workspace is too small for this call")
+    normed = workspace.normed[: x.numel()].view(x.shape)
+    launch_rms_norm(x, RowNorm(norm.scale, norm.epsilon, normed), overlaps=plan.overlaps)
+    return normed, None
 
 
 def _pack(x: Tensor, workspace: LinearWorkspace, norm: InputNorm | None, plan: LinearPlan) -> Tensor:
@@ -206,6 +254,8 @@ def _check(x: Tensor | PackedRows, weight: LinearWeight, out: Tensor | PackedRow
         raise ValueError(f"x has {_rows_shape(x)[1]} columns, expected {columns}")
     if _rows_shape(out) != (batch, num_out):
         raise ValueError(f"out is {list(_rows_shape(out))}, expected {[batch, num_out]}")
+    if isinstance(out, Tensor) and out.stride(1) != 1:
+        raise ValueError("out is not dense in its last dimension")
     if isinstance(weight, PackedNvfp4):
         return batch, num_out
     if isinstance(x, PackedRows):

@@ -8,6 +8,36 @@ from drafter_kernels.interpreter import let_scalars_be_indices
 let_scalars_be_indices()
 
 
+@triton.jit
+def _write(
+    value,
+    is_used,
+    gate,
+    out,
+    sequence,
+    head,
+    gate_row_stride,
+    has_value,
+    d,
+    NUM_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    GATE_STEP: tl.constexpr,
+    PACKED_OUT: tl.constexpr,
+):
+    """Writes heads [G] of a sequence, value [G, D], times sigmoid(gate) if GATE_STEP > 0, zeros if it has no rows.
+
+    The gate of head h lies at gate + row * gate_row_stride + h * GATE_STEP.
+    """
+    if GATE_STEP > 0:
+        at = sequence * gate_row_stride + head[:, None] * GATE_STEP + d[None, :]
+        value = value / (1.0 + tl.exp(-tl.load(gate + at, mask=has_value, other=0.0).to(tl.float32)))
+        value = tl.where(is_used, value, 0.0)
+    column = head[:, None] * D + d[None, :]
+    if PACKED_OUT:
+        column = (column % 8) * (NUM_HEADS * D // 8) + column // 8
+    tl.store(out + sequence * (NUM_HEADS * D) + column, value.to(out.dtype.element_ty), mask=has_value)
+
+
 @triton.jit(do_not_specialize=["max_pages"], do_not_specialize_on_alignment=["page_table", "row_counts"])
 def part_kernel(
     q,
@@ -17,6 +47,9 @@ def part_kernel(
     row_counts,
     parts,
     part_sums,
+    gate,
+    out,
+    gate_row_stride,
     scale_log2,
     max_pages,
     PAGE: tl.constexpr,
@@ -24,6 +57,8 @@ def part_kernel(
     NUM_KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     PARTS: tl.constexpr,
+    GATE_STEP: tl.constexpr,
+    PACKED_OUT: tl.constexpr,
     DOT: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -34,7 +69,8 @@ def part_kernel(
 
     parts float32 [B, NUM_HEADS, PARTS, D] sums of weight * v; part_sums float32 [2, B, NUM_HEADS, PARTS]: the largest
     score (in powers of two) and the sum of weights. How long parts are follows from the count on the device; one that
-    is empty says so by a score of -infinity and writes nothing else. Rows that do not count are never read.
+    is empty says so by a score of -infinity and writes nothing else. A part that is the only one goes to `out`, as
+    `join_kernel` would write it. Rows that do not count are never read.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -49,7 +85,7 @@ def part_kernel(
     end = tl.minimum(begin + length, count)
     sums = part_sums + head * PARTS + part
     num_sums = tl.num_programs(0).to(tl.int64) * (NUM_HEADS * PARTS)
-    if begin >= end:
+    if PARTS > 1 and begin >= end:
         tl.store(sums, tl.full((GROUP,), -float("inf"), tl.float32), mask=g < HEADS)
         return
     has_q = (g < HEADS)[:, None] & (d < D)[None, :]
@@ -75,9 +111,15 @@ def part_kernel(
         weights = weights * shrink + tl.sum(weight, 1)
         acc = tl.dot(weight.to(DOT), v, acc * shrink[:, None], input_precision="ieee")
         best = together
-    tl.store(sums, best, mask=g < HEADS)
-    tl.store(sums + num_sums, weights, mask=g < HEADS)
-    tl.store(parts + (head[:, None] * PARTS + part) * D + d[None, :], acc, mask=has_q)
+    if PARTS == 1:
+        value = acc / tl.where(weights > 0, weights, 1.0)[:, None]
+        mine, is_used = kv_head * HEADS + g, count > 0
+        first = sequence.to(tl.int64)
+        _write(value, is_used, gate, out, first, mine, gate_row_stride, has_q, d, NUM_HEADS, D, GATE_STEP, PACKED_OUT)
+    else:
+        tl.store(sums, best, mask=g < HEADS)
+        tl.store(sums + num_sums, weights, mask=g < HEADS)
+        tl.store(parts + (head[:, None] * PARTS + part) * D + d[None, :], acc, mask=has_q)
 
 
 @triton.jit
@@ -98,7 +140,7 @@ def join_kernel(
 ):
     """Puts the parts of a head together and multiplies by sigmoid(gate) if GATE_STEP > 0. Grid: B, NUM_HEADS.
 
-    A sequence without rows gives zeros. The gate of head h lies at gate + row * gate_row_stride + h * GATE_STEP.
+    A sequence without rows gives zeros.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -116,11 +158,19 @@ def join_kernel(
     here = has_rows[:, None] & (d < D)[None, :]
     values = tl.load(parts + (head * PARTS + p)[:, None] * D + d[None, :], mask=here, other=0.0)
     value = tl.sum(values * share[:, None], 0) / tl.where(total > 0, total, 1.0)
-    if GATE_STEP > 0:
-        opened = tl.load(gate + sequence * gate_row_stride + h * GATE_STEP + d, mask=d < D, other=0.0).to(tl.float32)
-        value = value / (1.0 + tl.exp(-opened))
-        value = tl.where(total > 0, value, 0.0)
-    column = h * D + d
-    if PACKED_OUT:
-        column = (column % 8) * (NUM_HEADS * D // 8) + column // 8
-    tl.store(out + sequence * (NUM_HEADS * D) + column, value.to(out.dtype.element_ty), mask=d < D)
+    only = h + tl.arange(0, 1)
+    _write(
+        value[None, :],
+        total > 0,
+        gate,
+        out,
+        sequence,
+        only,
+        gate_row_stride,
+        (only < NUM_HEADS)[:, None] & (d < D)[None, :],
+        d,
+        NUM_HEADS,
+        D,
+        GATE_STEP,
+        PACKED_OUT,
+    )

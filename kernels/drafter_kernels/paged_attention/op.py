@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -86,8 +86,16 @@ def paged_attention_into(  # noqa: PLR0917  # the tensors of the operation, in t
     if workspace is None or workspace.sums.numel() < 2 * batch * num_heads * plan.parts:
         raise ValueError("paged_attention: the workspace is too small for this call")
     check_aligned(q=q, k_pages=k_pages, v_pages=v_pages, out=out)
-    _launch_parts(q, (k_pages, v_pages), page_table, row_counts, scale, workspace, plan)
-    _launch_join(q, out, workspace, gate, plan, packed_out=packed_out)
+    epilogue = {
+        "gate": q if gate is None else gate,
+        "out": out,
+        "gate_row_stride": 0 if gate is None else gate.stride(0),
+        "GATE_STEP": 0 if gate is None else gate.stride(1),
+        "PACKED_OUT": packed_out,
+    }
+    _launch_parts(q, (k_pages, v_pages), page_table, row_counts, scale, workspace, plan, epilogue)
+    if plan.parts > 1:
+        _launch_join(q, workspace, plan, epilogue)
 
 
 def _launch_parts(  # noqa: PLR0917  # in the order of the call
@@ -98,6 +106,7 @@ def _launch_parts(  # noqa: PLR0917  # in the order of the call
     scale: float,
     workspace: AttentionWorkspace,
     plan: AttentionPlan,
+    epilogue: dict[str, Any],
 ) -> None:
     from drafter_kernels.paged_attention.kernel import part_kernel
     from drafter_kernels.rms_norm.kernel import dot_type
@@ -111,8 +120,8 @@ def _launch_parts(  # noqa: PLR0917  # in the order of the call
         row_counts,
         workspace.parts,
         workspace.sums,
-        scale * _LOG2_E,
-        page_table.shape[1],
+        scale_log2=scale * _LOG2_E,
+        max_pages=page_table.shape[1],
         PAGE=page_rows,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
@@ -124,36 +133,25 @@ def _launch_parts(  # noqa: PLR0917  # in the order of the call
         BLOCK_D=max(16, next_power_of_2(head_dim)),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
+        **epilogue,
         **launch_options(overlaps=plan.overlaps),
     )
 
 
-def _launch_join(
-    q: Tensor,
-    out: Tensor,
-    workspace: AttentionWorkspace,
-    gate: Tensor | None,
-    plan: AttentionPlan,
-    *,
-    packed_out: bool,
-) -> None:
+def _launch_join(q: Tensor, workspace: AttentionWorkspace, plan: AttentionPlan, epilogue: dict[str, Any]) -> None:
     from drafter_kernels.paged_attention.kernel import join_kernel
 
     batch, num_heads, head_dim = q.shape
     join_kernel[(batch, num_heads)](
         workspace.parts,
         workspace.sums,
-        q if gate is None else gate,
-        out,
-        0 if gate is None else gate.stride(0),
         NUM_HEADS=num_heads,
         D=head_dim,
         PARTS=plan.parts,
-        GATE_STEP=0 if gate is None else gate.stride(1),
-        PACKED_OUT=packed_out,
         BLOCK_P=next_power_of_2(plan.parts),
         BLOCK_D=next_power_of_2(head_dim),
         num_warps=4,
+        **epilogue,
         **launch_options(overlaps=plan.overlaps),
     )
 

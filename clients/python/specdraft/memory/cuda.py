@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-__all__ = ["IPC_HANDLE_SIZE_BYTES", "UUID_SIZE_BYTES", "CudaDriver", "CudaError", "connections_problem", "format_uuid"]
+__all__ = [
+    "DEFAULT_STREAM",
+    "IPC_HANDLE_SIZE_BYTES",
+    "UUID_SIZE_BYTES",
+    "CudaDriver",
+    "CudaError",
+    "connections_problem",
+    "format_uuid",
+]
 
+DEFAULT_STREAM: Final = 0
 IPC_HANDLE_SIZE_BYTES: Final = 64
 UUID_SIZE_BYTES: Final = 16
 

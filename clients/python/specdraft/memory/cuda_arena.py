@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from specdraft.errors import Reason, make_error
 from specdraft.memory.arena import SlotOutputs
-from specdraft.memory.cuda import CudaError
+from specdraft.memory.cuda import DEFAULT_STREAM, CudaError
 from specdraft.memory.descriptors import NONCE_SIZE_BYTES
 from specdraft.memory.mappings import Mappings
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientGpu", "CudaArena", "DeviceRange"]
 
-_DEFAULT_STREAM: Final = 0
 _FIELD_SIZE_BYTES: Final = 8
 
 
@@ -102,15 +101,15 @@ class ClientGpu:
     def copy(self, target: int, source: int, size: int) -> None:
         """Copies between any two addresses, behind what the default stream holds, and waits for it."""
         self.driver.make_current(self.device)
-        self.driver.copy(_DEFAULT_STREAM, target, source, size)
-        self.driver.synchronize(_DEFAULT_STREAM)
+        self.driver.copy(DEFAULT_STREAM, target, source, size)
+        self.driver.synchronize(DEFAULT_STREAM)
 
     def copy_many(self, copies: list[tuple[int, int, int]]) -> None:
         """Copies several (target, source, size) and waits once."""
         self.driver.make_current(self.device)
         for target, source, size in copies:
-            self.driver.copy(_DEFAULT_STREAM, target, source, size)
-        self.driver.synchronize(_DEFAULT_STREAM)
+            self.driver.copy(DEFAULT_STREAM, target, source, size)
+        self.driver.synchronize(DEFAULT_STREAM)
 
     def read(self, pointer: int, size: int) -> bytes:
         """Bytes of GPU memory."""
@@ -175,7 +174,12 @@ class CudaArena:
 
     def nonce(self) -> bytes:
         """The 16 bytes that prove to the service that this is its arena."""
-        return self.gpu.read(self._base + self.layout.nonce_offset_bytes, NONCE_SIZE_BYTES)
+        return self.gpu.read(self.nonce_pointer, NONCE_SIZE_BYTES)
+
+    @property
+    def nonce_pointer(self) -> int:
+        """Where they lie in this process."""
+        return self._base + self.layout.nonce_offset_bytes
 
     def slot_rows(self, slot: int, row_count: int) -> DeviceRange:
         """The first `row_count` hidden rows of a slot, `hidden_row_stride_bytes` apart. Raises IndexError."""

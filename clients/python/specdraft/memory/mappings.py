@@ -163,6 +163,9 @@ def _refusal(error: CudaError) -> SpecdraftError:
         return make_error(
             Reason.SAME_PID, f"the driver refuses the handle ({error.name}), as it does between equal pids", pid=""
         )
+    if error.name == "CUDA_ERROR_OUT_OF_MEMORY":
+        text = f"the driver has no room to open the memory ({error.name}): too many processes use this GPU at once"
+        return make_error(Reason.MEMORY_NOT_SHAREABLE, text)
     return make_error(
         Reason.MEMORY_NOT_SHAREABLE,
         f"the memory cannot be opened through a CUDA IPC handle ({error.name}): it must come from cuMemAlloc or "

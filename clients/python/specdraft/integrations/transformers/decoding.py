@@ -17,6 +17,7 @@ from specdraft.integrations.transformers.hidden_states import HiddenTap
 from specdraft.integrations.transformers.records import RoundRecord
 from specdraft.integrations.transformers.target import Target
 from specdraft.pairs import NextPairs, next_pairs
+from specdraft.words import MemoryKind
 
 __all__ = ["SpeculativeDecoding", "speculative_generate"]
 
@@ -112,7 +113,7 @@ class SpeculativeDecoding:
             target.forget(target.position)  # nothing: but sliding layers shrink back to their window only then
 
     def _decode(self, client: Client, model: Any, target: Target, chooser: Chooser) -> None:
-        tap = HiddenTap(model, client.options)
+        tap = HiddenTap(model, client.options, is_on_gpu=client.memory_kind is MemoryKind.CUDA)
         drafting = Drafting(client, self._min_logprob, self._pause_rounds, adaptive=self._adaptive)
         loop = _Loop(target, chooser, tap, drafting)
         accepted: int | None = None

@@ -26,14 +26,20 @@ class HiddenTap:
     PRE_NORM is the input of the base model's final norm; LAYERS the outputs of the decoder layers named.
     """
 
-    def __init__(self, model: Any, options: SessionOptions) -> None:
+    def __init__(self, model: Any, options: SessionOptions, *, is_on_gpu: bool = False) -> None:
         """Finds the places that the session's `hidden_source` means.
+
+        Args:
+            model: the target.
+            options: of the session.
+            is_on_gpu: whether the session takes rows where the target has them; otherwise they go to the CPU.
 
         Raises:
             ValueError: this model does not have them where they are looked for.
         """
         self._model = model
         self._source = options.hidden_source
+        self._is_on_gpu = is_on_gpu
         self._dtype = torch.bfloat16 if options.dtype is DType.BFLOAT16 else torch.float32
         base = model.base_model
         if base is model:
@@ -81,10 +87,11 @@ class HiddenTap:
             )
 
     def rows(self) -> torch.Tensor:
-        """Hidden states of the forward listened to: [tokens fed, width] on the CPU, in the session's dtype."""
+        """Hidden states of the forward listened to: [tokens fed, width], in the session's dtype."""
         parts = [self._parts[index][0] for index in range(len(self._places))]
         joined = parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts], dim=-1)
-        return joined.detach().to("cpu", self._dtype).contiguous()
+        device = joined.device if self._is_on_gpu else "cpu"
+        return joined.detach().to(device, self._dtype).contiguous()
 
     def _find(self, base: Any, inner: Any, layer_ids: Sequence[int]) -> list[Any]:
         if self._source is HiddenSource.POST_NORM:

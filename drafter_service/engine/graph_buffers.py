@@ -1,0 +1,157 @@
+"""What a batch of entries is put into for a captured round, and what is read back: one copy each way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from drafter_kernels.draft_chain import ChainState
+from drafter_service.engine.batch import RunEntry
+from drafter_service.engine.mask_words import pack_masks
+from drafter_service.engine.round_core import RoundInputs, RoundShape
+from drafter_service.engine.twins import Sizes, Twins
+from drafter_service.heads import MtpHead
+from drafter_service.memory.hiddens import tensor_of
+
+WHOLE = torch.int64
+
+
+class BatchBuffers:
+    """For all rounds of B entries, whatever their drafts, pages and masks: of these never two run at once.
+
+    Args:
+        head: computes.
+        batch: B.
+        max_drafts: most drafts; an entry has one pair more at most.
+        short_pages: pages up to which a table travels with everything else.
+
+    Attributes:
+        state: what every round leaves.
+    """
+
+    def __init__(self, head: MtpHead, batch: int, max_drafts: int, short_pages: int) -> None:
+        device, pairs, drafts = head.device, max_drafts + 1, max(max_drafts, 1)
+        self._device, self._batch, self._pairs = device, batch, pairs
+        self._given = Twins(_given(batch, pairs, drafts, short_pages), device)
+        self._left = Twins(_left(batch, drafts), device)
+        self.state = ChainState(**self._left.device)
+        width = head.config.hidden_width
+        self._hiddens = torch.zeros(batch, pairs, width, dtype=head.dtype, device=device)
+        self._staged = torch.zeros(batch * pairs, width, dtype=head.dtype, pin_memory=device.type == "cuda")
+        self._tables = {short_pages: self._given.device["page_table"]}
+        words = -(-head.config.vocab_size // 32)
+        self._mask_words = torch.zeros(batch * drafts, words, dtype=torch.int32, device=device)
+
+    def inputs(self, shape: RoundShape) -> RoundInputs:
+        """The buffers as a round of a shape takes them."""
+        if shape.pages not in self._tables:
+            self._tables[shape.pages] = torch.zeros(self._batch, shape.pages, dtype=torch.int32, device=self._device)
+        without = {"mask_rows", "page_table", "places"}
+        given = {name: tensor for name, tensor in self._given.device.items() if name not in without}
+        made = RoundInputs(
+            **given,
+            page_table=self._tables[shape.pages],
+            hiddens=self._hiddens,
+            mask_words=self._mask_words,
+            mask_rows=self._given.device["mask_rows"],
+        )
+        return made if shape.has_masks else replace(made, mask_words=None, mask_rows=None)
+
+    def empty(self) -> None:
+        """A batch without entries."""
+        for tensor in self._given.host.values():
+            tensor.zero_()
+        self._given.host["pair_count"].fill_(1)
+        self._given.host["mask_rows"].fill_(-1)
+        self._given.to_device()
+
+    def fill(self, entries: Sequence[RunEntry], shape: RoundShape) -> None:
+        """Puts a batch in. What an earlier batch left beyond it is of entries that are not live."""
+        views, pairs = self._given.views, self._pairs
+        views["is_live"][:] = bytes([1] * len(entries) + [0] * (self._batch - len(entries)))
+        tokens, places, count = views["tokens"], views["places"], 0
+        for index, entry in enumerate(entries):
+            views["first_key"][index] = entry.first_key
+            views["row_begin"][index] = entry.row_begin
+            views["pair_count"][index] = len(entry.tokens)
+            views["num_drafts"][index] = entry.num_drafts
+            views["min_logprob"][index] = -math.inf if entry.min_logprob is None else entry.min_logprob
+            views["keeps_drafts"][index] = entry.keeps_drafts
+            for place, token in enumerate(entry.tokens, start=index * pairs):
+                tokens[place] = token
+                places[count] = place
+                count += 1
+        self._fill_pages(entries, shape.pages)
+        if shape.has_masks:
+            self._fill_masks(entries)
+        self._given.to_device()
+        self._fill_hiddens(entries, count)
+
+    def _fill_hiddens(self, entries: Sequence[RunEntry], count: int) -> None:
+        """All rows side by side in one copy, and from there to their places."""
+        rows = [tensor_of(entry.hiddens) for entry in entries]
+        if any(part.device.type != "cpu" for part in rows):
+            packed = torch.cat([part.to(self._device) for part in rows])
+        else:
+            packed = torch.cat(rows, out=self._staged[:count]).to(self._device, non_blocking=True)
+        self._hiddens.flatten(0, 1).index_copy_(0, self._given.device["places"][:count], packed)
+
+    def _fill_pages(self, entries: Sequence[RunEntry], num_pages: int) -> None:
+        """Of a long table the columns that the longest entry has: what is beyond an entry's rows is never followed."""
+        table = self._tables[num_pages]
+        if table is self._given.device["page_table"]:
+            view = self._given.views["page_table"]
+            for index, entry in enumerate(entries):
+                pages = memoryview(entry.pages)[:num_pages]
+                view[index * num_pages : index * num_pages + len(pages)] = pages
+            return
+        width = min(max(len(entry.pages) for entry in entries), num_pages)
+        rows = bytearray().join(entry.pages[:width].tobytes().ljust(4 * width, b"\0") for entry in entries)
+        if rows:
+            packed = torch.frombuffer(rows, dtype=torch.int32).view(len(entries), width)
+            table[: len(entries), :width] = packed.to(self._device)
+
+    def _fill_masks(self, entries: Sequence[RunEntry]) -> None:
+        """Every mask once; a draft beyond an entry's masks has to obey the last one."""
+        rows = self._given.host["mask_rows"]
+        rows.fill_(-1)
+        most = len(rows)
+        for index, entry in enumerate(entries):
+            if entry.masks is None:
+                continue
+            used = entry.masks[:most]
+            begin = index * most
+            self._mask_words[begin : begin + len(used)] = pack_masks(used).to(self._device)
+            rows[:, index] = begin + torch.arange(most).clamp(max=len(used) - 1)
+
+    def read(self) -> dict[str, Tensor]:
+        """What the last round left, on the host."""
+        self._left.to_host()
+        return self._left.host
+
+
+def _given(batch: int, pairs: int, drafts: int, short_pages: int) -> Sizes:
+    whole = dict.fromkeys(("first_key", "row_begin", "pair_count", "num_drafts"), (WHOLE, (batch,)))
+    return {
+        **whole,
+        "is_live": (torch.bool, (batch,)),
+        "keeps_drafts": (torch.bool, (batch,)),
+        "min_logprob": (torch.float32, (batch,)),
+        "tokens": (WHOLE, (batch, pairs)),
+        "places": (WHOLE, (batch * pairs,)),
+        "page_table": (torch.int32, (batch, short_pages)),
+        "mask_rows": (torch.int32, (drafts, batch)),
+    }
+
+
+def _left(batch: int, drafts: int) -> Sizes:
+    types = {"is_broken": torch.bool, "row_counts": torch.int32, "logprobs": torch.float32}
+    wide = {"drafts", "logprobs"}
+    return {
+        part.name: (types.get(part.name, WHOLE), (batch, drafts) if part.name in wide else (batch,))
+        for part in fields(ChainState)
+    }
