@@ -14,8 +14,15 @@ from torch import Tensor
 
 from drafter_kernels import Backend
 from drafter_kernels.absorb import AbsorbWorkspace, absorb
-from drafter_kernels.fuse_pair import fuse_pair
-from drafter_kernels.linear import LinearPlan, LinearWeight, LinearWorkspace, linear, plan_linear
+from drafter_kernels.linear import (
+    LinearPlan,
+    LinearWeight,
+    LinearWorkspace,
+    linear,
+    linear_joined,
+    pair_linear,
+    plan_linear,
+)
 from drafter_kernels.lm_head import GrammarMasks, LmHeadWorkspace, lm_head, plan_lm_head
 from drafter_kernels.paged_attention import AttentionWorkspace, paged_attention_into, plan_attention
 from drafter_kernels.qk_rope_write import qk_rope_write
@@ -114,23 +121,20 @@ class KernelForward:
 
         self._joined, self._ffn, self._attended = rows(width), rows(ffn), rows(shape.num_heads * shape.head_dim)
         self._x, self._middle, self._final, self._normed = (rows(hidden) for _ in range(4))
-        is_alone = weights.projections.qkv is None
-        self._projected_shape = replace(shape, num_kv_heads=0) if is_alone else shape
-        self._projected = rows(self._projected_shape.width)
+        # Zeros: keys and values of queries that are projected alone are looked at, though they go nowhere.
+        self._projected = torch.zeros(batch, shape.width, dtype=self._dtype, device=self._device)
         self._q = rows(shape.num_heads, shape.head_dim)
         self._ids = torch.zeros(batch, dtype=torch.int64, device=self._device)
         self._logprobs = torch.empty(batch, device=self._device)
         self._nowhere = torch.full((batch,), -1, dtype=torch.int64, device=self._device)
-        # Without K/V heads nothing is written to it: queries that are projected alone.
-        nothing = torch.empty(1, 1, 0, shape.head_dim, dtype=self._dtype, device=self._device)
-        self._no_pages = (nothing, nothing)
 
     def _projections(self) -> Mapping[str, tuple[LinearWeight, bool]]:
         """By name: the weight, and whether the product begins with a norm."""
         weights, parts = self._weights, self._weights.projections
-        return {
+        both = {"kv": (parts.kv, True)} if parts.qkv is None else {"qkv": (parts.qkv, True)}
+        return both | {
             "join": (weights.absorb.join_proj, False),
-            "q": (parts.q, True) if parts.qkv is None else (parts.qkv, True),
+            "q": (parts.q, True),
             "o": (weights.o_proj, False),
             "gate_up": (parts.gate_up, True),
             "down": (parts.down, False),
@@ -180,7 +184,8 @@ class KernelForward:
 
     def draft(self, x: Tensor, keys: Tensor, place: Place, masks: GrammarMasks | None = None) -> Draft:
         """The draft of each chain from x [B, H] of `absorb`, at keys int64 [B]. Good until the next call."""
-        self._project_queries(x, keys, self._nowhere[: len(x)])
+        self._project_queries(x)
+        self._rotate(len(x), keys, self._nowhere[: len(x)])
         return self._finish(x, place, masks)
 
     def extend(  # noqa: PLR0917  # a row and a draft
@@ -193,14 +198,23 @@ class KernelForward:
         masks: GrammarMasks | None = None,
     ) -> Draft:
         """`absorb_drafts`, and the draft from there."""
-        if self._weights.projections.qkv is None:
-            return self.draft(self.absorb_drafts(tokens, hiddens, keys, slots), keys, place, masks)
         count, given = len(tokens), self._weights.absorb
-        x, joined = self._x[:count], self._joined[:count]
-        norms = given.pair_norms
-        fuse_pair(tokens, given.embedding, hiddens, norms, joined, hidden_first=given.hidden_first, **self._how)
-        self._project("join", given.join_proj, joined, x)
-        self._project_queries(x, keys, slots)
+        x, plan = self._x[:count], self._plan("join", count)
+        pair_linear(
+            tokens,
+            given.embedding,
+            hiddens,
+            given.pair_norms,
+            given.join_proj,
+            x,
+            self._joined[:count],
+            self._workspace,
+            hidden_first=given.hidden_first,
+            plan=plan,
+            backend=self._backend,
+        )
+        self._project_all(x)
+        self._rotate(count, keys, slots)
         return self._finish(x, place, masks)
 
     def _absorb_rows(self, tokens: Tensor, hiddens: Tensor, keys: Tensor, slots: Tensor, x: Tensor) -> None:
@@ -211,15 +225,33 @@ class KernelForward:
         plan = self._plan(name, len(x))
         linear(x, weight, out, self._workspace, plan=plan, backend=self._backend, **more)
 
-    def _project_queries(self, x: Tensor, keys: Tensor, slots: Tensor) -> None:
-        """Queries and gates; with them keys and values, which are written to slots, where they are one product."""
-        weights, parts, count = self._weights, self._weights.projections, len(x)
-        weight, pages = (parts.q, self._no_pages) if parts.qkv is None else (parts.qkv, self._pages)
-        projected = self._projected[:count]
-        self._project("q", weight, x, projected, norm=weights.absorb.input_norm)
-        shape, norms, rope = self._projected_shape, weights.head_norms, weights.absorb.rope
-        q = self._q[:count]
-        qk_rope_write(projected, keys, slots, *pages, shape, norms, rope, q_out=q, **self._how)
+    def _project_queries(self, x: Tensor) -> None:
+        """Queries and gates alone."""
+        out = self._projected[: len(x), : self._weights.shape.query_width]
+        self._project("q", self._weights.projections.q, x, out, norm=self._weights.absorb.input_norm)
+
+    def _project_all(self, x: Tensor) -> None:
+        """Queries, gates, keys and values."""
+        parts, count, norm = self._weights.projections, len(x), self._weights.absorb.input_norm
+        if parts.qkv is not None:
+            self._project("qkv", parts.qkv, x, self._projected[:count], norm=norm)
+            return
+        linear_joined(
+            x,
+            [parts.q, parts.kv],
+            self._projected[:count],
+            self._workspace,
+            norm=norm,
+            plans=[self._plan(name, count) for name in ("q", "kv")],
+            backend=self._backend,
+        )
+
+    def _rotate(self, count: int, keys: Tensor, slots: Tensor) -> None:
+        """Norms and positions of what was projected; keys and values go to slots."""
+        weights, q = self._weights, self._q[:count]
+        how = {"q_out": q, **self._how}
+        shape, norms, rope = weights.shape, weights.head_norms, weights.absorb.rope
+        qk_rope_write(self._projected[:count], keys, slots, *self._pages, shape, norms, rope, **how)
 
     def _finish(self, x: Tensor, place: Place, masks: GrammarMasks | None) -> Draft:
         weights, count = self._weights, len(x)
@@ -247,7 +279,7 @@ class KernelForward:
             weights.scale,
             self._attended[:count].view(count, shape.num_heads, shape.head_dim),
             self._attention_workspace,
-            gate=self._projected_shape.gate_of(self._projected[:count]),
+            gate=shape.gate_of(self._projected[:count]),
             plan=replace(plan, overlaps=self.overlaps),
             backend=self._backend,
         )

@@ -24,9 +24,14 @@ class Timing:
     spread_us: float
 
 
-def time_side_by_side(sides: dict[str, Sequence[Call]], device: torch.device, rounds: int = 5) -> dict[str, Timing]:
-    """Times each side's calls, `rounds` times in turn. The calls of a side are the same work on different memory."""
-    timers = {name: _make_timer(calls, device) for name, calls in sides.items()}
+def time_side_by_side(
+    sides: dict[str, Sequence[Call]], device: torch.device, rounds: int = 5, *, launches: int = _LAUNCHES
+) -> dict[str, Timing]:
+    """Times each side's calls, `rounds` times in turn. The calls of a side are the same work on different memory.
+
+    `launches` calls stand in one graph: fewer where a call takes milliseconds.
+    """
+    timers = {name: _make_timer(calls, device, launches) for name, calls in sides.items()}
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, timer in timers.items():
@@ -45,7 +50,7 @@ def copy_bandwidth(device: torch.device, num_bytes: int) -> float:
     return 2 * num_bytes / timing.us / 1e3
 
 
-def _make_timer(calls: Sequence[Call], device: torch.device) -> Callable[[], float]:
+def _make_timer(calls: Sequence[Call], device: torch.device, launches: int) -> Callable[[], float]:
     """A function that returns the microseconds of one call, the median of many."""
     if device.type != "cuda":
         return lambda: _by_clock(calls)
@@ -53,7 +58,7 @@ def _make_timer(calls: Sequence[Call], device: torch.device) -> Callable[[], flo
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    repeated = [calls[index % len(calls)] for index in range(max(_LAUNCHES, len(calls)))]
+    repeated = [calls[index % len(calls)] for index in range(max(launches, len(calls)))]
     with torch.cuda.graph(graph):
         for call in repeated:
             call()

@@ -26,6 +26,7 @@ from heads import DENSE, TOY, Weights
 from measure import copy_bandwidth, time_side_by_side
 from result import figures_of, write_result
 
+_ROUND_LAUNCHES = 4
 GROUPS = ("lm_head", "linear", "rows", "attention", "absorb", "round")
 
 
@@ -175,7 +176,8 @@ def _run_rounds(bench: cases.Bench, arguments: argparse.Namespace, report: dict[
             report["failures"].append(f"round/{name}: {wrong}")
             print(f"round/{name:28} WRONG: {wrong}", flush=True)
             continue
-        timings = time_side_by_side({"kernel": [chain.run], "torch": [plain.run]}, bench.device, arguments.rounds)
+        sides = {"kernel": [chain.run], "torch": [plain.run]}
+        timings = time_side_by_side(sides, bench.device, arguments.rounds, launches=_ROUND_LAUNCHES)
         floors = [wish.num_drafts * side.num_bytes / report["copy_gbps"] / 1e3 for side in (chain, plain)]
         mine, theirs = timings["kernel"].us, timings["torch"].us
         rounds[name] = {"us": mine, "floor_us": floors[0], "torch_us": theirs, "torch_floor_us": floors[1]}

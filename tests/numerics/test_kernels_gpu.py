@@ -10,7 +10,13 @@ from drafter_kernels.linear import InputNorm, LinearWorkspace, linear, linear_re
 from drafter_kernels.lm_head import LmHeadPlan, LmHeadWorkspace, lm_head, lm_head_reference, plan_lm_head
 from drafter_kernels.lm_head.plan import plan_portable
 from drafter_kernels.paged_attention import AttentionWorkspace, paged_attention, paged_attention_into, plan_attention
-from drafter_kernels.quantize import pack_nvfp4, quantize_fp8, quantize_nvfp4
+from drafter_kernels.quantize import (
+    PackedNvfp4,
+    nvfp4_tensor_scale,
+    pack_nvfp4,
+    quantize_fp8,
+    quantize_nvfp4,
+)
 from kernel_backends import relative_error, unwritten
 
 pytestmark = pytest.mark.gpu
@@ -35,7 +41,12 @@ def normal(generator, *shape, scale=1.0):
 
 
 def packed_vocabulary(generator, rows=VOCAB):
-    return pack_nvfp4(quantize_nvfp4(normal(generator, rows, HIDDEN, scale=HIDDEN**-0.5)))
+    """Some rows at a time: whole it takes 30 GB, and tests may run side by side."""
+    weight = normal(generator, rows, HIDDEN, scale=HIDDEN**-0.5)
+    scale = nvfp4_tensor_scale(weight)
+    parts = [pack_nvfp4(quantize_nvfp4(part, scale)) for part in weight.split(16_384)]
+    scales = torch.cat([part.block_scales.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn)
+    return PackedNvfp4(torch.cat([part.words for part in parts]), scales, scale.reshape(1))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 16, 17, 64])
