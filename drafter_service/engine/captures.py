@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,13 +16,31 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def captured(work: Callable[[], object], device: torch.device, graph_memory: Any = None) -> Callable[[], None]:
-    """The work as a CUDA graph; what is returned launches it on the current stream.
+@dataclass(frozen=True, slots=True)
+class CapturedWork:
+    """Work as a CUDA graph, launched on the current stream.
+
+    Attributes:
+        graph: knows addresses, and keeps no tensor that was made before the capture.
+        work: what was captured: whoever owns those tensors. Without it their memory would be handed to others, and
+            each launch would write there.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    work: Callable[[], object]
+
+    def __call__(self) -> None:
+        """Launches it."""
+        self.graph.replay()
+
+
+def captured(work: Callable[[], object], device: torch.device, graph_memory: Any = None) -> CapturedWork:
+    """The work as a CUDA graph.
 
     `torch.cuda.graph` would synchronise the device first, and so wait for every verify that any lane waits for.
 
     Args:
-        work: what is captured; it has run before.
+        work: what is captured; it has run before. It owns every tensor that it uses, and is kept with the graph.
         device: where.
         graph_memory: shared with other graphs of which never two run at once; None = its own.
     """
@@ -32,4 +51,4 @@ def captured(work: Callable[[], object], device: torch.device, graph_memory: Any
             work()
         finally:
             graph.capture_end()
-    return graph.replay
+    return CapturedWork(graph, work)
