@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -27,3 +27,17 @@ class Arrivals:
         finally:
             with self._lock:
                 self._count -= 1
+
+
+def is_one_missing(seen_at: Mapping[bytes, float], is_here: Callable[[bytes], bool], window_s: float) -> bool:
+    """Whether a session is missing that last came within `window_s` seconds of one that is here.
+
+    Args:
+        seen_at: when each session's last write came, before those that are here now.
+        is_here: whether a session has something waiting.
+        window_s: how close they came who came together.
+    """
+    here, missing = [], []
+    for session, seen in seen_at.items():
+        (here if is_here(session) else missing).append(seen)
+    return any(abs(one - other) < window_s for one in missing for other in here)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from drafter_service.engine.arrivals import Arrivals
+from drafter_service.engine.arrivals import Arrivals, is_one_missing
 from drafter_service.engine.batch import PlannedWrite, RoundCost, Runner, RunResult, commit, fail, plan_write
 from drafter_service.engine.in_flight import Entry, InFlight, Key, Tag
 from drafter_service.engine.ledger import Ledger
@@ -31,6 +31,9 @@ TAKE_ALONG_S = 12e-3
 """A batch waits at most this share of a usual batch, and at most this long, for calls that are arriving."""
 
 ABOUT_S = 0.5
+TOGETHER_SHARE = 0.5
+"""Sessions whose writes came within this share of a usual batch came together, and may again within so long."""
+
 GLANCE_S = 300e-6
 IN_VAIN_SHARE = 0.06
 """How long a glance at the door takes, and the share of a usual batch that glances may take without anybody there."""
@@ -239,10 +242,10 @@ class Engine:
                 glances = max(glances - 1, 0)
 
     def _others_are_about(self) -> bool:
-        """Whether a session that has nothing waiting has written within the last moments."""
-        since = self._clock() - ABOUT_S
+        """Whether somebody is missing who wrote lately, and at nearly the same time as one of those that wait."""
+        since, window = self._clock() - ABOUT_S, TOGETHER_SHARE * self._batch_s
         self._seen_at = {session: seen for session, seen in self._seen_at.items() if seen > since}
-        return any(not self._scheduler.has_jobs_of(session) for session in self._seen_at)
+        return is_one_missing(self._seen_at, self._scheduler.has_jobs_of, window)
 
     def _take_in(self) -> None:
         """Moves everything that has arrived to the scheduler."""
@@ -292,7 +295,7 @@ class Engine:
             return
         num_rows = sum(len(plan.entry.tokens) for _, plan in planned)
         seconds = self._clock() - began
-        self._seen_at.update(dict.fromkeys((job.operation.session_id for job, _ in planned), began))
+        self._seen_at.update((job.operation.session_id, job.call.submitted_at) for job, _ in planned)
         self._batch_s += DRAFT_SHARE * (seconds - self._batch_s)
         self._observer.batch_run(len(planned), num_rows, seconds)
         num_steps = max(plan.entry.num_drafts for _, plan in planned)
