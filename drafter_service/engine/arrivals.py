@@ -37,7 +37,8 @@ def is_one_missing(seen_at: Mapping[bytes, float], is_here: Callable[[bytes], bo
         is_here: whether a session has something waiting.
         window_s: how close they came who came together.
     """
-    here, missing = [], []
+    here: list[float] = []
+    missing: list[float] = []
     for session, seen in seen_at.items():
         (here if is_here(session) else missing).append(seen)
     return any(abs(one - other) < window_s for one in missing for other in here)
