@@ -37,6 +37,9 @@ GONE_S = 0.05
 MAX_UNANSWERED = 256
 """Requests that may wait for their answers. Then no more are read: who does not read either cannot fill us."""
 
+LATE_KINDS = frozenset({"propose", "catchup"})
+"""Answered at the end of an engine's step: so a reader may send them. Others must not wait for the rest of it."""
+
 METHODS = {
     "propose": "Propose",
     "catchup": "Catchup",
@@ -167,6 +170,8 @@ class Drive:
         except Exception:  # noqa: BLE001  # a reader that died silently would leave its client waiting
             _log.exception("a stream's reader failed")
             self._outbox.put(_End(make_error(Reason.INTERNAL, "the stream failed inside the service")))
+        finally:
+            self._readers.discard(threading.get_ident())  # a later thread may have the same number
 
     def _read_one(self, requests: Iterator[pb.DriveRequest]) -> bool:
         """Reads a request and begins it; False after the last one."""
@@ -258,7 +263,7 @@ class Drive:
 
         def answer(ready: Answerable | SpecdraftError) -> None:
             item = _Ready(correlation_id, asked, ready)
-            if threading.get_ident() in self._readers:
+            if kind in LATE_KINDS and threading.get_ident() in self._readers:
                 self._at_hand.append(item)
             else:
                 self._outbox.put(item)
@@ -292,7 +297,7 @@ class Drive:
             if isinstance(ready.answer, SpecdraftError):
                 raise ready.answer
             getattr(response, asked.kind).CopyFrom(ready.answer.encode())
-            if asked.kind in {"propose", "catchup"}:
+            if asked.kind in LATE_KINDS:
                 self._metrics.stage("reply", self._clock() - ready.answer.finished_at)
         except SpecdraftError as error:
             self._send(self._refused(response, asked, error))

@@ -20,21 +20,26 @@ PATIENCE_S = 5.0
 
 
 class Scripted:
-    """Answers a request as its sequence id says: `now`, when its caller `works`, or from `elsewhere`."""
+    """Answers a request as its sequence id says: `now`, when a caller `works`, or from `elsewhere`."""
 
     def __init__(self) -> None:
         self.due = []
+        self.later = None
         self.at_work = threading.Event()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
 
     def begin(self, session, request, deadline, on_done, parent=None) -> None:
-        answer = partial(on_done, Answerable(pb.GetSequenceResponse, time.monotonic()))
-        match request.sequence_id:
+        is_propose = isinstance(request, pb.ProposeRequest)
+        response = pb.ProposeResponse if is_propose else pb.GetSequenceResponse
+        answer = partial(on_done, Answerable(response, time.monotonic()))
+        match request.entries[0].sequence_id if is_propose else request.sequence_id:
             case b"now":
                 answer()
             case b"works":
                 self.due.append(answer)
+            case b"later":
+                self.later = answer
             case b"elsewhere":
                 thread = threading.Thread(target=answer, name="elsewhere")
                 thread.start()
@@ -63,6 +68,10 @@ class Stream:
             thread.start()
 
     def ask(self, number, how) -> None:
+        request = pb.ProposeRequest(entries=[pb.ProposeEntry(sequence_id=how)])
+        self.requests.put(pb.DriveRequest(correlation_id=number, timeout_ms=60_000, propose=request))
+
+    def look(self, number, how) -> None:
         request = pb.GetSequenceRequest(sequence_id=how)
         self.requests.put(pb.DriveRequest(correlation_id=number, timeout_ms=60_000, get_sequence=request))
 
@@ -127,3 +136,26 @@ def test_nothing_is_sent_after_a_stream_was_ended_at_once() -> None:
     stream.end()
     assert stream.error.reason == Reason.SESSION_UNKNOWN
     assert stream.sent.empty()
+
+
+def test_what_a_step_answers_before_its_end_does_not_wait_for_the_rest_of_it() -> None:
+    stream = Stream(Scripted())
+    stream.look(1, b"works")
+    assert stream.sent.get(timeout=PATIENCE_S) == (1, "gRPC")
+    stream.end()
+
+
+def test_a_reader_that_has_ended_leaves_its_answers_to_grpcs_thread() -> None:
+    calls = Scripted()
+    calls.may_go_on.clear()
+    stream = Stream(calls)
+    stream.ask(1, b"later")
+    assert calls.at_work.wait(PATIENCE_S)
+    calls.may_go_on.set()
+    stream.requests.put(None)
+    stream.threads[0].join(PATIENCE_S)
+    assert not stream.drive._readers
+    calls.later()
+    assert stream.sent.get(timeout=PATIENCE_S) == (1, "gRPC")
+    stream.threads[1].join(PATIENCE_S)
+    assert not stream.threads[1].is_alive()
