@@ -73,6 +73,9 @@ class Engine:
         observer: told of steps.
         clock: monotonic seconds.
         borrows: whether `work` may do a step in its caller's thread.
+
+    Attributes:
+        is_committing: a step's answers are being given and nothing is left to be computed in it.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Engine:
         self.ledger = ledger
         self.runner = runner
         self.heartbeat = clock()
+        self.is_committing = False
         self.arrivals = Arrivals()
         self._scheduler = scheduler
         self._in_flight = in_flight
@@ -301,8 +305,12 @@ class Engine:
         num_steps = max(plan.entry.num_drafts for _, plan in planned)
         if num_steps:
             self._draft_s += DRAFT_SHARE * (seconds / num_steps - self._draft_s)
-        for (job, plan), result in zip(planned, results, strict=True):
-            self._commit(job, plan, result)
+        self.is_committing = True
+        try:
+            for (job, plan), result in zip(planned, results, strict=True):
+                self._commit(job, plan, result)
+        finally:
+            self.is_committing = False
 
     def _run_apart(self, planned: list[tuple[Job, PlannedWrite]]) -> None:
         """A batch failed: each entry by itself, so that only those fail that are at fault."""

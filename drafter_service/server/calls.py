@@ -89,6 +89,11 @@ class Calls:
             pb.ReadDraftsRequest: (decoder.read_drafts, self._read_drafts_response),
         }
 
+    @property
+    def is_committing(self) -> bool:
+        """Whether a step of the engine is at its end: nothing is left to be computed in it."""
+        return self._engine.is_committing
+
     def begin(
         self,
         session: Session,

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,9 +37,6 @@ GONE_S = 0.05
 
 MAX_UNANSWERED = 256
 """Requests that may wait for their answers. Then no more are read: who does not read either cannot fill us."""
-
-LATE_KINDS = frozenset({"propose", "catchup"})
-"""Answered at the end of an engine's step: so a reader may send them. Others must not wait for the rest of it."""
 
 METHODS = {
     "propose": "Propose",
@@ -131,6 +129,7 @@ class Drive:
         self._readers: set[int] = set()
         self._sending = threading.Lock()
         self._is_ending = False
+        self._is_closed = False
         self._asked: dict[int, _Asked] = {}
         self._reading = threading.Lock()
         self._is_read = False
@@ -164,11 +163,11 @@ class Drive:
         self._readers.add(threading.get_ident())
         try:
             while self._read_one(requests):
-                self._answer_at_hand()
                 self._calls.work()
                 self._answer_at_hand()
         except Exception:  # noqa: BLE001  # a reader that died silently would leave its client waiting
             _log.exception("a stream's reader failed")
+            self._leave_to_others()
             self._outbox.put(_End(make_error(Reason.INTERNAL, "the stream failed inside the service")))
         finally:
             self._readers.discard(threading.get_ident())  # a later thread may have the same number
@@ -204,9 +203,8 @@ class Drive:
             end = self._respond()
         finally:
             self._is_over.set()
-            with self._sending:  # readers send no more
-                self._at_hand.clear()
-                self._asked.clear()
+            with self._sending:
+                self._is_closed = True  # readers send no more
         if end.error is not None:
             raise end.error
 
@@ -241,11 +239,22 @@ class Drive:
         """Sends the answers that became ready in a reader's thread: no other thread has to wake up for them."""
         if not self._at_hand:
             return
-        with self._sending:
+        if not self._sending.acquire(blocking=False):
+            self._leave_to_others()  # who reads on must not wait for a client that does not read
+            return
+        try:
             while self._at_hand:
                 self._answer(self._at_hand.popleft())
+        finally:
+            self._sending.release()
         if self._is_ending:
             self._outbox.put(None)  # this may have been the last one
+
+    def _leave_to_others(self) -> None:
+        """Has gRPC's thread send what is at hand."""
+        with suppress(IndexError):
+            while True:
+                self._outbox.put(self._at_hand.popleft())
 
     def _begin(self, request: pb.DriveRequest) -> None:
         correlation_id = request.correlation_id
@@ -263,7 +272,8 @@ class Drive:
 
         def answer(ready: Answerable | SpecdraftError) -> None:
             item = _Ready(correlation_id, asked, ready)
-            if kind in LATE_KINDS and threading.get_ident() in self._readers:
+            # What a step answers before its end goes out while the rest of it is computed.
+            if self._calls.is_committing and threading.get_ident() in self._readers:
                 self._at_hand.append(item)
             else:
                 self._outbox.put(item)
@@ -289,21 +299,31 @@ class Drive:
 
     def _answer(self, ready: _Ready) -> None:
         asked = ready.asked
-        if self._asked.get(ready.correlation_id) is not asked:
+        if self._is_closed or self._asked.get(ready.correlation_id) is not asked:
             return  # it was told that its time is over, and its id may have been used again
         del self._asked[ready.correlation_id]
-        response = pb.DriveResponse(correlation_id=ready.correlation_id)
         try:
-            if isinstance(ready.answer, SpecdraftError):
-                raise ready.answer
-            getattr(response, asked.kind).CopyFrom(ready.answer.encode())
-            if asked.kind in LATE_KINDS:
-                self._metrics.stage("reply", self._clock() - ready.answer.finished_at)
+            response = self._response(ready)
         except SpecdraftError as error:
-            self._send(self._refused(response, asked, error))
+            refusal = error
+        except Exception:  # noqa: BLE001  # a bug in one answer must neither end the stream nor be silent
+            _log.exception("the answer to %s failed", asked.kind)
+            refusal = make_error(Reason.INTERNAL, "the answer failed inside the service")
+        else:
+            self._metrics.rpc_done(METHODS[asked.kind], Code.OK, self._clock() - asked.began)
+            self._send(response)
             return
-        self._metrics.rpc_done(METHODS[asked.kind], Code.OK, self._clock() - asked.began)
-        self._send(response)
+        self._send(self._refused(pb.DriveResponse(correlation_id=ready.correlation_id), asked, refusal))
+
+    def _response(self, ready: _Ready) -> pb.DriveResponse:
+        """The answer on the wire. Raises what it is refused with."""
+        if isinstance(ready.answer, SpecdraftError):
+            raise ready.answer
+        response = pb.DriveResponse(correlation_id=ready.correlation_id)
+        getattr(response, ready.asked.kind).CopyFrom(ready.answer.encode())
+        if ready.asked.kind in {"propose", "catchup"}:
+            self._metrics.stage("reply", self._clock() - ready.answer.finished_at)
+        return response
 
     def _refuse_late(self) -> None:
         now = self._clock()

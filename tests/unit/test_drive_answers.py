@@ -13,16 +13,17 @@ from prometheus_client import CollectorRegistry
 from drafter_service.server.calls import Answerable
 from drafter_service.server.drive import Drive
 from drafter_service.telemetry import Metrics
-from specdraft.errors import Reason, SpecdraftError, make_error
+from specdraft.errors import Code, Reason, SpecdraftError, make_error
 from specdraft.v1 import drafter_pb2 as pb
 
 PATIENCE_S = 5.0
 
 
 class Scripted:
-    """Answers a request as its sequence id says: `now`, when a caller `works`, or from `elsewhere`."""
+    """Answers as a request's sequence id says: when a caller works, at the `end` of a step or `early`, or `later`."""
 
     def __init__(self) -> None:
+        self.is_committing = False
         self.due = []
         self.later = None
         self.at_work = threading.Event()
@@ -30,26 +31,37 @@ class Scripted:
         self.may_go_on.set()
 
     def begin(self, session, request, deadline, on_done, parent=None) -> None:
-        is_propose = isinstance(request, pb.ProposeRequest)
-        response = pb.ProposeResponse if is_propose else pb.GetSequenceResponse
-        answer = partial(on_done, Answerable(response, time.monotonic()))
-        match request.entries[0].sequence_id if is_propose else request.sequence_id:
-            case b"now":
-                answer()
-            case b"works":
-                self.due.append(answer)
-            case b"later":
-                self.later = answer
-            case b"elsewhere":
-                thread = threading.Thread(target=answer, name="elsewhere")
-                thread.start()
-                thread.join()
+        how = request.entries[0].sequence_id
+        encode = self.fail if how == b"broken" else pb.ProposeResponse
+        answer = partial(on_done, Answerable(encode, time.monotonic()))
+        if how == b"later":
+            self.later = answer
+        elif how == b"elsewhere":
+            thread = threading.Thread(target=self.committed, args=(answer,), name="elsewhere")
+            thread.start()
+            thread.join()
+        else:
+            self.due.append((how, answer))
 
     def work(self) -> None:
+        for how, answer in self.due:
+            if how == b"early":
+                answer()
         self.at_work.set()
         assert self.may_go_on.wait(PATIENCE_S)
-        while self.due:
-            self.due.pop()()
+        due, self.due = self.due, []
+        for how, answer in due:
+            if how != b"early":
+                self.committed(answer)
+
+    def committed(self, answer) -> None:
+        self.is_committing = True
+        answer()
+        self.is_committing = False
+
+    @staticmethod
+    def fail():
+        raise RuntimeError("no memory")
 
 
 class Stream:
@@ -57,6 +69,9 @@ class Stream:
 
     def __init__(self, calls) -> None:
         self.sent = queue.SimpleQueue()
+        self.is_sending = threading.Event()
+        self.may_send = threading.Event()
+        self.may_send.set()
         self.requests = queue.SimpleQueue()
         self.error = None
         self.drive = Drive(calls, lambda: None, Metrics(CollectorRegistry(), 8), time.monotonic, send=self._send)
@@ -71,10 +86,6 @@ class Stream:
         request = pb.ProposeRequest(entries=[pb.ProposeEntry(sequence_id=how)])
         self.requests.put(pb.DriveRequest(correlation_id=number, timeout_ms=60_000, propose=request))
 
-    def look(self, number, how) -> None:
-        request = pb.GetSequenceRequest(sequence_id=how)
-        self.requests.put(pb.DriveRequest(correlation_id=number, timeout_ms=60_000, get_sequence=request))
-
     def end(self) -> None:
         self.requests.put(None)
         for thread in self.threads:
@@ -82,7 +93,9 @@ class Stream:
             assert not thread.is_alive()
 
     def _send(self, response) -> None:
-        self.sent.put((response.correlation_id, threading.current_thread().name))
+        self.is_sending.set()
+        assert self.may_send.wait(PATIENCE_S)
+        self.sent.put((response.correlation_id, threading.current_thread().name, response.status.code))
 
     def _respond(self) -> None:
         try:
@@ -91,22 +104,22 @@ class Stream:
             self.error = error
 
 
-@pytest.mark.parametrize(("how", "thread"), [(b"now", "reader"), (b"works", "reader"), (b"elsewhere", "gRPC")])
-def test_an_answer_is_sent_by_the_reader_under_whose_hands_it_became_ready_or_by_grpcs_thread(how, thread) -> None:
+@pytest.mark.parametrize(("how", "thread"), [(b"end", "reader"), (b"early", "gRPC"), (b"elsewhere", "gRPC")])
+def test_the_reader_sends_what_ends_a_step_of_its_own_and_grpcs_thread_the_rest(how, thread) -> None:
     stream = Stream(Scripted())
     for number in range(1, 4):
         stream.ask(number, how)
-        assert stream.sent.get(timeout=PATIENCE_S) == (number, thread)
+        assert stream.sent.get(timeout=PATIENCE_S) == (number, thread, 0)
     stream.end()
 
 
-def test_an_answer_that_is_ready_does_not_wait_for_the_work_that_its_reader_goes_on_to() -> None:
+def test_an_answer_that_is_ready_does_not_wait_for_the_rest_of_its_step() -> None:
     calls = Scripted()
     calls.may_go_on.clear()
     stream = Stream(calls)
-    stream.ask(1, b"now")
+    stream.ask(1, b"early")
     assert calls.at_work.wait(PATIENCE_S)
-    assert stream.sent.get(timeout=PATIENCE_S) == (1, "reader")
+    assert stream.sent.get(timeout=PATIENCE_S) == (1, "gRPC", 0)
     calls.may_go_on.set()
     stream.end()
 
@@ -115,11 +128,11 @@ def test_a_stream_ends_with_the_last_answer_also_if_a_reader_sends_it() -> None:
     calls = Scripted()
     calls.may_go_on.clear()
     stream = Stream(calls)
-    stream.ask(1, b"works")
+    stream.ask(1, b"end")
     assert calls.at_work.wait(PATIENCE_S)
     stream.drive.drain()
     calls.may_go_on.set()
-    assert stream.sent.get(timeout=PATIENCE_S) == (1, "reader")
+    assert stream.sent.get(timeout=PATIENCE_S) == (1, "reader", 0)
     stream.end()
     assert stream.error.reason == Reason.DRAINING
 
@@ -128,7 +141,7 @@ def test_nothing_is_sent_after_a_stream_was_ended_at_once() -> None:
     calls = Scripted()
     calls.may_go_on.clear()
     stream = Stream(calls)
-    stream.ask(1, b"works")
+    stream.ask(1, b"end")
     assert calls.at_work.wait(PATIENCE_S)
     stream.drive.end(make_error(Reason.SESSION_UNKNOWN, "over"))
     stream.threads[1].join(PATIENCE_S)
@@ -138,24 +151,41 @@ def test_nothing_is_sent_after_a_stream_was_ended_at_once() -> None:
     assert stream.sent.empty()
 
 
-def test_what_a_step_answers_before_its_end_does_not_wait_for_the_rest_of_it() -> None:
+def test_an_answer_that_cannot_be_made_is_told_and_the_stream_goes_on() -> None:
     stream = Stream(Scripted())
-    stream.look(1, b"works")
-    assert stream.sent.get(timeout=PATIENCE_S) == (1, "gRPC")
+    stream.ask(1, b"broken")
+    assert stream.sent.get(timeout=PATIENCE_S) == (1, "reader", Code.INTERNAL)
+    stream.ask(2, b"end")
+    assert stream.sent.get(timeout=PATIENCE_S) == (2, "reader", 0)
     stream.end()
+    assert stream.error is None
+
+
+def test_a_reader_does_not_wait_for_a_client_that_does_not_read() -> None:
+    stream = Stream(Scripted())
+    stream.may_send.clear()
+    stream.ask(1, b"early")
+    assert stream.is_sending.wait(PATIENCE_S)
+    for number in range(2, 6):
+        stream.ask(number, b"end")
+    stream.requests.put(None)
+    stream.threads[0].join(PATIENCE_S)
+    assert not stream.threads[0].is_alive()
+    stream.may_send.set()
+    assert [stream.sent.get(timeout=PATIENCE_S)[:2] for _ in range(5)] == [(n, "gRPC") for n in range(1, 6)]
+    stream.threads[1].join(PATIENCE_S)
+    assert not stream.threads[1].is_alive()
 
 
 def test_a_reader_that_has_ended_leaves_its_answers_to_grpcs_thread() -> None:
     calls = Scripted()
-    calls.may_go_on.clear()
     stream = Stream(calls)
     stream.ask(1, b"later")
     assert calls.at_work.wait(PATIENCE_S)
-    calls.may_go_on.set()
     stream.requests.put(None)
     stream.threads[0].join(PATIENCE_S)
     assert not stream.drive._readers
-    calls.later()
-    assert stream.sent.get(timeout=PATIENCE_S) == (1, "gRPC")
+    calls.committed(calls.later)
+    assert stream.sent.get(timeout=PATIENCE_S) == (1, "gRPC", 0)
     stream.threads[1].join(PATIENCE_S)
     assert not stream.threads[1].is_alive()

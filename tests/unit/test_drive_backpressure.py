@@ -16,6 +16,8 @@ from specdraft.v1 import drafter_pb2 as pb
 class Silent:
     """Takes every request and answers none."""
 
+    is_committing = False
+
     def __init__(self) -> None:
         self.num_begun = 0
 

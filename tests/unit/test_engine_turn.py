@@ -118,3 +118,23 @@ def test_who_must_not_lend_hands_his_work_over(tmp_path):
     assert isinstance(answers.get(timeout=20)[0], ops.Written)
     assert books.engine.runner.threads == ["engine"]
     books.close()
+
+
+def test_a_step_says_when_nothing_is_left_to_be_computed_in_it(books):
+    sequence_id = books.open()
+    until_idle(books)
+    rows = torch.zeros(1, books.head.config.hidden_size)
+    seen = []
+    for op in (5, 1):  # out of order, so refused before the forward; in order
+        operation = write(sequence_id, op, 0, [1], rows, 2)
+        now = time.monotonic()
+        call = ops.Call(
+            [operation], now, now + 30, lambda outcomes: seen.append((outcomes[0], books.engine.is_committing))
+        )
+        books.engine.accept(call)
+        books.engine.work()
+    assert [(type(outcome), is_committing) for outcome, is_committing in seen] == [
+        (ops.Refusal, False),
+        (ops.Written, True),
+    ]
+    assert not books.engine.is_committing
