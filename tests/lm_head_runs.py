@@ -3,8 +3,7 @@
 import torch
 
 from drafter_kernels.lm_head import GrammarMasks, LmHeadWorkspace, lm_head
-from drafter_kernels.lm_head.reference import widen
-from drafter_kernels.quantize import pack_nvfp4, quantize_fp8, quantize_nvfp4
+from drafter_kernels.quantize import pack_nvfp4, quantize_fp8, quantize_nvfp4, widen
 from kernel_backends import TRITON, on, unwritten
 
 # Of the largest logit. The kernels sum in another order, NVFP4 rounds x to float16, and without tensor cores four

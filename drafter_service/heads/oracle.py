@@ -11,9 +11,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from drafter_kernels.linear import LinearWeight
+from drafter_kernels.quantize import widen
 from drafter_service.heads.mtp import MtpHead
-from drafter_service.heads.projections import rows_of, widened
+from drafter_service.heads.projections import rows_of
 from drafter_service.heads.record import ConcatOrder, NormKind, RecycleSource
 
 # Vocabulary rows widened to float32 at a time: a whole table would be gigabytes.
@@ -69,11 +69,11 @@ def oracle_forward(head: MtpHead, tokens: Tensor, hiddens: Tensor, keys: Tensor)
     embedded = _rms_norm(head, weights.embedding[tokens].float(), weights.embedding_norm)
     handed = _rms_norm(head, hiddens.float(), weights.hidden_norm)
     order = [embedded, handed] if head.record.concat == ConcatOrder.EMBEDDING_HIDDEN else [handed, embedded]
-    joined = torch.cat(order, dim=1) @ _wide(weights.join_proj).T
-    x = joined[-1] + _wide(layer.o_proj) @ _attention_of_last(head, _rms_norm(head, joined, layer.input_norm), keys)
+    joined = torch.cat(order, dim=1) @ widen(weights.join_proj).T
+    x = joined[-1] + widen(layer.o_proj) @ _attention_of_last(head, _rms_norm(head, joined, layer.input_norm), keys)
     u = _rms_norm(head, x, layer.ffn_norm)
-    gate = _wide(layer.gate_proj) @ u
-    x = x + _wide(layer.down_proj) @ (gate * torch.sigmoid(gate) * (_wide(layer.up_proj) @ u))
+    gate = widen(layer.gate_proj) @ u
+    x = x + widen(layer.down_proj) @ (gate * torch.sigmoid(gate) * (widen(layer.up_proj) @ u))
     y = _rms_norm(head, x, weights.final_norm)
     return _logits(head, y), y if config.recycle == RecycleSource.POST_NORM else x
 
@@ -81,7 +81,7 @@ def oracle_forward(head: MtpHead, tokens: Tensor, hiddens: Tensor, keys: Tensor)
 def _logits(head: MtpHead, y: Tensor) -> Tensor:
     weights, vocab_size = head.weights, head.config.vocab_size
     starts = range(0, head.draft_vocab_size, _VOCAB_CHUNK)
-    logits = torch.cat([_wide(rows_of(weights.lm_head, start, start + _VOCAB_CHUNK)) @ y for start in starts])
+    logits = torch.cat([widen(rows_of(weights.lm_head, start, start + _VOCAB_CHUNK)) @ y for start in starts])
     if weights.draft_ids is None:
         return logits[:vocab_size]
     scattered = torch.full((vocab_size,), -math.inf, device=y.device)
@@ -92,9 +92,9 @@ def _logits(head: MtpHead, y: Tensor) -> Tensor:
 
 def _attention_of_last(head: MtpHead, u: Tensor, keys: Tensor) -> Tensor:
     layer, config, rows = head.weights.layers[0], head.config, len(u)
-    query_and_gate = (_wide(layer.q_proj) @ u[-1]).reshape(config.num_heads, 2, config.head_dim)
-    k = (u @ _wide(layer.k_proj).T).reshape(rows, config.num_kv_heads, config.head_dim)
-    v = (u @ _wide(layer.v_proj).T).reshape(rows, config.num_kv_heads, config.head_dim)
+    query_and_gate = (widen(layer.q_proj) @ u[-1]).reshape(config.num_heads, 2, config.head_dim)
+    k = (u @ widen(layer.k_proj).T).reshape(rows, config.num_kv_heads, config.head_dim)
+    v = (u @ widen(layer.v_proj).T).reshape(rows, config.num_kv_heads, config.head_dim)
     positions = keys + head.record.rope_position_offset
     q = _rope(head, _rms_norm(head, query_and_gate[None, :, 0], layer.q_norm), positions[-1:])[0]
     k = _rope(head, _rms_norm(head, k, layer.k_norm), positions)
@@ -105,10 +105,6 @@ def _attention_of_last(head: MtpHead, u: Tensor, keys: Tensor) -> Tensor:
         attention = (k[:, kv_head] @ q[query_head] / math.sqrt(config.head_dim)).softmax(dim=0)
         outputs.append(attention @ v[:, kv_head] * torch.sigmoid(query_and_gate[query_head, 1]))
     return torch.cat(outputs)
-
-
-def _wide(weight: LinearWeight) -> Tensor:
-    return widened(weight).float()
 
 
 def _rms_norm(head: MtpHead, x: Tensor, weight: Tensor) -> Tensor:

@@ -9,16 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from drafter_kernels.linear import LinearWeight
-from drafter_kernels.quantize import (
-    FP8_BLOCK_SIZE,
-    Fp8BlockWeight,
-    Fp8Weight,
-    PackedNvfp4,
-    dequantize_fp8,
-    dequantize_fp8_blocks,
-    dequantize_nvfp4,
-    unpack_nvfp4,
-)
+from drafter_kernels.quantize import FP8_BLOCK_SIZE, Fp8BlockWeight, Fp8Weight, PackedNvfp4, weight_shape, widen
 
 _CHUNK_ROWS: Final = 16384
 
@@ -34,7 +25,7 @@ def runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:
 
 def num_rows(weight: LinearWeight) -> int:
     """N of a weight [N, K]."""
-    return weight.values.shape[0] if isinstance(weight, Fp8Weight | Fp8BlockWeight) else weight.shape[0]
+    return weight_shape(weight)[0]
 
 
 def tensors_of(weight: LinearWeight) -> tuple[Tensor, ...]:
@@ -42,22 +33,9 @@ def tensors_of(weight: LinearWeight) -> tuple[Tensor, ...]:
     return (weight,) if isinstance(weight, Tensor) else tuple(vars(weight).values())
 
 
-def widened(weight: LinearWeight) -> Tensor:
-    """The numbers of a weight: of a narrow one in float32, of any other as it is."""
-    match weight:
-        case PackedNvfp4():
-            return dequantize_nvfp4(unpack_nvfp4(weight))
-        case Fp8Weight():
-            return dequantize_fp8(weight)
-        case Fp8BlockWeight():
-            return dequantize_fp8_blocks(weight)
-        case _:
-            return weight
-
-
 def narrowed(weight: LinearWeight, dtype: torch.dtype) -> Tensor:
     """The numbers of a weight in a type."""
-    return widened(weight).to(dtype)
+    return (weight if isinstance(weight, Tensor) else widen(weight)).to(dtype)
 
 
 def product(x: Tensor, weight: LinearWeight) -> Tensor:
@@ -65,7 +43,7 @@ def product(x: Tensor, weight: LinearWeight) -> Tensor:
     if isinstance(weight, Tensor):
         return linear(x, weight)
     parts = [
-        linear(x.float(), widened(rows_of(weight, begin, begin + _CHUNK_ROWS)))
+        linear(x.float(), widen(rows_of(weight, begin, begin + _CHUNK_ROWS)))
         for begin in range(0, num_rows(weight), _CHUNK_ROWS)
     ]
     return torch.cat(parts, dim=-1).to(x.dtype)

@@ -21,6 +21,7 @@ PUBLIC_NAMES: dict[str, list[str]] = {
         "Fp8Weight",
         "Nvfp4Weight",
         "PackedNvfp4",
+        "Weight",
         "dequantize_fp8",
         "dequantize_fp8_blocks",
         "dequantize_nvfp4",
@@ -30,6 +31,8 @@ PUBLIC_NAMES: dict[str, list[str]] = {
         "quantize_nvfp4",
         "read_stored_weight",
         "unpack_nvfp4",
+        "weight_shape",
+        "widen",
     ],
     "drafter_kernels.lm_head": [
         "GrammarMasks",

@@ -5,7 +5,7 @@ import torch
 
 from drafter_kernels import Backend
 from drafter_kernels.lm_head import GrammarMasks, LmHeadPlan, lm_head, lm_head_reference
-from drafter_kernels.lm_head.reference import widen
+from drafter_kernels.quantize import widen
 from drafter_kernels.rms_norm import RowNorm
 from kernel_backends import DEVICES, random, unwritten
 from lm_head_runs import expect, masks_of, run, stored

@@ -17,9 +17,9 @@ from drafter_kernels.dispatch import (
 )
 from drafter_kernels.fuse_pair import PairNorms, fuse_pair
 from drafter_kernels.linear.op import LinearWorkspace, linear
-from drafter_kernels.linear.plan import LinearPlan, plan_linear, weight_shape
+from drafter_kernels.linear.plan import LinearPlan, plan_linear
 from drafter_kernels.linear.reference import InputNorm, LinearWeight
-from drafter_kernels.quantize import PackedNvfp4
+from drafter_kernels.quantize import PackedNvfp4, weight_shape
 
 
 def linear_joined(

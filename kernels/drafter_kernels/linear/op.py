@@ -17,9 +17,9 @@ from drafter_kernels.dispatch import (
     launch_options,
     uses_triton,
 )
-from drafter_kernels.linear.plan import LinearPlan, plan_linear, weight_shape
+from drafter_kernels.linear.plan import LinearPlan, plan_linear
 from drafter_kernels.linear.reference import InputNorm, LinearWeight, PackedRows, linear_reference
-from drafter_kernels.quantize import FP8_BLOCK_SIZE, Fp8BlockWeight, Fp8Weight, PackedNvfp4
+from drafter_kernels.quantize import FP8_BLOCK_SIZE, Fp8BlockWeight, Fp8Weight, PackedNvfp4, weight_shape
 from drafter_kernels.rms_norm import RowNorm
 from drafter_kernels.rms_norm.op import Packing, launch_rms_norm
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from drafter_kernels.dispatch import next_power_of_2
 from drafter_kernels.linear.reference import LinearWeight
-from drafter_kernels.quantize import Fp8BlockWeight, Fp8Weight, PackedNvfp4
+from drafter_kernels.quantize import Fp8BlockWeight, Fp8Weight, PackedNvfp4, weight_shape
 
 # Programs that keep a device of 132 multiprocessors reading, with two or three on each.
 _ENOUGH_PROGRAMS: Final = 264
@@ -81,12 +81,6 @@ def _vector_plan(weight: LinearWeight, *, swiglu: bool, overlaps: bool) -> Linea
 def batch_bucket(batch: int) -> int:
     """16, 32, 64, or 128 for any more rows of x."""
     return min(128, max(16, next_power_of_2(batch)))
-
-
-def weight_shape(weight: LinearWeight) -> tuple[int, int]:
-    """N and K."""
-    rows, columns = weight.values.shape if isinstance(weight, Fp8Weight | Fp8BlockWeight) else weight.shape
-    return rows, columns
 
 
 def _split(num_out: int, block_rows: int, columns: int, block_columns: int) -> int:

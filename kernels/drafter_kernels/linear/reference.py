@@ -5,18 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafter_kernels.quantize import (
-    Fp8BlockWeight,
-    Fp8Weight,
-    PackedNvfp4,
-    dequantize_fp8,
-    dequantize_fp8_blocks,
-    dequantize_nvfp4,
-    unpack_nvfp4,
-)
+from drafter_kernels.quantize import Weight, widen
 from drafter_kernels.rms_norm import rms_norm_reference
 
-LinearWeight = Tensor | Fp8Weight | Fp8BlockWeight | PackedNvfp4
+LinearWeight = Weight
 """[N, K], or [2 N, K] for SwiGLU: the gate's rows, then those that it multiplies."""
 
 
@@ -62,16 +54,3 @@ def linear_reference(
     if gate is not None:
         value = value * torch.sigmoid(gate.float())
     return value if residual is None else value + residual.float()
-
-
-def widen(weight: LinearWeight) -> Tensor:
-    """The weight [N, K] in float32."""
-    match weight:
-        case PackedNvfp4():
-            return dequantize_nvfp4(unpack_nvfp4(weight))
-        case Fp8Weight():
-            return dequantize_fp8(weight)
-        case Fp8BlockWeight():
-            return dequantize_fp8_blocks(weight)
-        case _:
-            return weight.float()

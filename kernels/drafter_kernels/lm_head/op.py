@@ -22,10 +22,9 @@ from drafter_kernels.lm_head.plan import (
     LmHeadPlan,
     plan_lm_head,
     weight_data,
-    weight_shape,
 )
 from drafter_kernels.lm_head.reference import GrammarMasks, LmHeadWeight, lm_head_reference
-from drafter_kernels.quantize import BLOCK_SIZE, Fp8Weight, PackedNvfp4
+from drafter_kernels.quantize import BLOCK_SIZE, Fp8Weight, PackedNvfp4, weight_shape
 from drafter_kernels.rms_norm import RowNorm
 from drafter_kernels.rms_norm.op import Packing, launch_rms_norm
 

@@ -119,12 +119,6 @@ def _hopper_multiprocessors(device: torch.device) -> int:
     return int(properties.multi_processor_count) if properties.major == 9 else 0
 
 
-def weight_shape(weight: LmHeadWeight) -> tuple[int, int]:
-    """N and K."""
-    rows, columns = weight.values.shape if isinstance(weight, Fp8Weight) else weight.shape
-    return rows, columns
-
-
 def weight_data(weight: LmHeadWeight) -> Tensor:
     """The numbers themselves, as they are stored."""
     match weight:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafter_kernels.quantize import Fp8Weight, PackedNvfp4, dequantize_fp8, dequantize_nvfp4, unpack_nvfp4
+from drafter_kernels.quantize import Fp8Weight, PackedNvfp4, widen
 from drafter_kernels.rms_norm import RowNorm, rms_norm_reference
 
 LmHeadWeight = Tensor | Fp8Weight | PackedNvfp4
@@ -47,17 +47,6 @@ def lm_head_reference(
     nothing = best == -torch.inf
     logprobs = best - logits.logsumexp(-1)
     return ids[rows].masked_fill(nothing, -1), logprobs.masked_fill(nothing, -torch.inf)
-
-
-def widen(weight: LmHeadWeight) -> Tensor:
-    """The weight [N, K] in float32."""
-    match weight:
-        case PackedNvfp4():
-            return dequantize_nvfp4(unpack_nvfp4(weight))
-        case Fp8Weight():
-            return dequantize_fp8(weight)
-        case _:
-            return weight.float()
 
 
 def first_maximum(logits: Tensor) -> tuple[Tensor, Tensor]:

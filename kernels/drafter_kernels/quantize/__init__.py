@@ -15,6 +15,7 @@ from drafter_kernels.quantize.reference import (
     quantize_nvfp4,
 )
 from drafter_kernels.quantize.stored import read_stored_weight
+from drafter_kernels.quantize.weights import Weight, weight_shape, widen
 
 __all__ = [
     "BLOCK_SIZE",
@@ -23,6 +24,7 @@ __all__ = [
     "Fp8Weight",
     "Nvfp4Weight",
     "PackedNvfp4",
+    "Weight",
     "dequantize_fp8",
     "dequantize_fp8_blocks",
     "dequantize_nvfp4",
@@ -32,4 +34,6 @@ __all__ = [
     "quantize_nvfp4",
     "read_stored_weight",
     "unpack_nvfp4",
+    "weight_shape",
+    "widen",
 ]
