@@ -234,16 +234,20 @@ class Engine:
         until = self._clock() + patience
         # Where other sessions have written lately, glances whether they are at the door, until a few in a row have
         # found nobody: Python shows it only to those who let go of the interpreter.
-        most = int(IN_VAIN_SHARE * self._batch_s / GLANCE_S) if self._others_are_about() else 0
-        glances = most
+        most = self._num_glances()
+        most = glances = most if most and self._others_are_about() else 0
         while self._is_open and (glances or self.arrivals) and self._clock() < until:
             num_waiting = len(self._scheduler)
             time.sleep(GLANCE_S if glances else YIELD_S)
             self._take_in()
             if len(self._scheduler) > num_waiting:
-                glances = most if self._others_are_about() else 0
+                glances = most if most and self._others_are_about() else 0
             else:
                 glances = max(glances - 1, 0)
+
+    def _num_glances(self) -> int:
+        """Glances in a row that a usual batch is worth; of short ones none, and nothing is kept of who came when."""
+        return int(IN_VAIN_SHARE * self._batch_s / GLANCE_S)
 
     def _others_are_about(self) -> bool:
         """Whether somebody is missing who wrote lately, and at nearly the same time as one of those that wait."""
@@ -299,8 +303,9 @@ class Engine:
             return
         num_rows = sum(len(plan.entry.tokens) for _, plan in planned)
         seconds = self._clock() - began
-        self._seen_at.update((job.operation.session_id, job.call.submitted_at) for job, _ in planned)
         self._batch_s += DRAFT_SHARE * (seconds - self._batch_s)
+        if self._num_glances():
+            self._seen_at.update((job.operation.session_id, job.call.submitted_at) for job, _ in planned)
         self._observer.batch_run(len(planned), num_rows, seconds)
         num_steps = max(plan.entry.num_drafts for _, plan in planned)
         if num_steps:
