@@ -19,8 +19,6 @@ from drafter_service.engine.round_core import Round, RoundShape
 from drafter_service.heads import MtpHead
 from drafter_service.state.pool import KvPool
 
-__all__ = ["GraphLimits", "GraphObserver", "GraphRunner", "bucket", "new_graph_memory"]
-
 _log = logging.getLogger(__name__)
 
 WARM_UPS = 2

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from drafter_service.engine.engine import Engine
-from drafter_service.engine.graph_runner import bucket, new_graph_memory, table_pages
+from drafter_service.engine.forwards import new_graph_memory
+from drafter_service.engine.graph_runner import bucket, table_pages
 from drafter_service.engine.lane_plan import PlannedSlot, enter_slot, plan_slot, read_mirror
 from drafter_service.engine.operations import Call, CloseSession, LaneWrite, Operation, Outcome, Task
 from drafter_service.engine.round_core import RoundShape
