@@ -21,14 +21,12 @@ import torch
 
 from drafter_service.bench.echo import Echo, request_of
 from drafter_service.bench.tax_steps import Parties, Steps
-from drafter_service.bench.tax_target import NUM_CONTEXT_ROWS, Device, OwnRound, Verify, make_own_round
+from drafter_service.bench.tax_target import MAX_POSITION, NUM_CONTEXT_ROWS, Device, OwnRound, Verify, make_own_round
 from drafter_service.bench.tiny_head import DENSE_4096, TINY, HeadSize, write_head
 from drafter_service.config import MIB, ServiceConfig
 from drafter_service.server.process import ServiceProcess
 from specdraft import Client, ClientGpu
 from specdraft.memory.simulated import SimulatedDriver
-
-MAX_POSITION = 512
 
 CHECK_VERIFY_MS = 0.2
 """The verify of rounds that are only checked: short, so that a round that reads too early has the best chance to."""

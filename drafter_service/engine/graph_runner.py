@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -212,7 +212,7 @@ def _powers(most: int) -> list[int]:
     return sorted({bucket(count, most) for count in range(1, most + 1)})
 
 
-def _results(outputs: dict[str, torch.Tensor], entries: Sequence[RunEntry]) -> list[RunResult]:
+def _results(outputs: Mapping[str, torch.Tensor], entries: Sequence[RunEntry]) -> list[RunResult]:
     counts, stops, broken = (outputs[name].tolist() for name in ("draft_count", "stop", "is_broken"))
     drafts, logprobs = outputs["drafts"].tolist(), outputs["logprobs"].tolist()
     if any(broken[: len(entries)]):
