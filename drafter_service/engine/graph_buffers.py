@@ -38,7 +38,7 @@ class BatchBuffers:
         self._device, self._batch, self._pairs = device, batch, pairs
         self._given = Twins(_given(batch, pairs, drafts, short_pages), device)
         self._left = Twins(_left(batch, drafts), device)
-        self._from_host, self._to_host = self._given.new_host(), self._left.new_host()
+        self._from_host, self._to_host = self._given.new_host(), self._left.new_host(for_reading=True)
         self.state = ChainState(**self._left.device)
         width = head.config.hidden_width
         self._hiddens = torch.zeros(batch, pairs, width, dtype=head.dtype, device=device)

@@ -86,6 +86,13 @@ class LaneContext:
             self.indices[sequence_id] = self.free_indices.pop()
         return self.indices[sequence_id]
 
+    def forget(self) -> None:
+        """Lets go of host memory while the stream that used it exists: freeing pinned memory asks that stream."""
+        self.works.clear()
+        self.records.clear()
+        for launched in self.rounds.values():
+            launched.spare.clear()
+
     @property
     def nonce(self) -> Tensor:
         """The arena's 16 bytes that prove mappings."""
@@ -241,6 +248,8 @@ class LaneDesk:
         """Releases what is left; the engine has ended."""
         self._release_all()
         self.watchdog.close()
+        for context in self._contexts.values():
+            context.forget()
 
     def _release_all(self) -> None:
         for lane in list(self._contexts):
@@ -416,6 +425,7 @@ class LaneDesk:
             self._let_go(context, record)
         if context.lane.is_over and not context.records:
             self._contexts.pop(context.lane, None)
+            context.forget()
         for other in list(self._contexts.values()):
             self._pump(other)
 

@@ -195,7 +195,7 @@ class SlotRound:
 
     def new_host(self) -> SlotHost:
         """Host memory for a run of it."""
-        return SlotHost(self._given.new_host(), self._left.new_host())
+        return SlotHost(self._given.new_host(), self._left.new_host(for_reading=True))
 
     @torch.inference_mode()
     def send(self, host: SlotHost) -> None:

@@ -11,6 +11,9 @@ from torch import Tensor
 
 _ALIGNMENT: Final = 16
 
+INLINE_BYTES_MAX: Final = 4096
+"""So much the driver takes from pageable memory into the command stream itself: no copy engine is waited for."""
+
 # As Python writes single elements; a boolean is a byte.
 _FORMATS: Final = {
     torch.int64: "q",
@@ -63,13 +66,14 @@ class Twins:
         self._device = torch.zeros(end, dtype=torch.uint8, device=device)
         self.device = self._carved(self._device)
 
-    def new_host(self) -> HostTwin:
-        """Their like in host memory, pinned for a GPU; zeros at first."""
-        memory = torch.zeros(len(self._device), dtype=torch.uint8, pin_memory=self._is_pinned)
+    def new_host(self, *, for_reading: bool = False) -> HostTwin:
+        """Their like in host memory, zeros at first; pinned for a GPU, unless little goes there and none comes back."""
+        is_pinned = self._is_pinned and (for_reading or len(self._device) > INLINE_BYTES_MAX)
+        memory = torch.zeros(len(self._device), dtype=torch.uint8, pin_memory=is_pinned)
         return HostTwin(memory, self._carved(memory))
 
     def to_device(self, host: HostTwin) -> None:
-        """Copies host to device on the current stream. The host's part may change once that is done."""
+        """Copies host to device on the current stream, and waits for nothing. Once that is done host may change."""
         self._device.copy_(host.memory, non_blocking=True)
 
     def start_to_host(self, host: HostTwin) -> None:
