@@ -95,6 +95,9 @@ class BatchBuffers:
     def _fill_hiddens(self, entries: Sequence[RunEntry], count: int) -> None:
         """All rows side by side in one copy, and from there to their places."""
         rows = [tensor_of(entry.hiddens) for entry in entries]
+        if len(rows) == 1 and rows[0].device == self._device:
+            self._hiddens[0, :count].copy_(rows[0])
+            return
         if any(part.device.type != "cpu" for part in rows):
             packed = torch.cat([part.to(self._device) for part in rows])
         else:

@@ -56,18 +56,13 @@ def hidden_rows(data: bytes | bytearray, dtype: str, width: int, head_dtype: str
         HIDDEN_NOT_FINITE: an element is NaN or infinite, or becomes so in the head's type; names the first such row.
     """
     buffer = data if isinstance(data, bytearray) else bytearray(data)
-    # A sum is finite only if all its terms are; only when it is not (which overflow can cause too) look at each.
     is_small = dtype == head_dtype == "float32" and len(buffer) <= FEW_ELEMENTS * 4
-    if is_small and math.isfinite(sum(memoryview(buffer).cast("f"))):
+    if is_small and math.isfinite(sum(memoryview(buffer).cast("f"))):  # as below
         return PackedRows(buffer, width)
     rows = torch.frombuffer(buffer, dtype=DTYPES[dtype]).view(-1, width)
     if head_dtype != dtype:
         rows = rows.to(DTYPES[head_dtype])
-    if not math.isfinite(rows.sum(dtype=torch.float64).item()):
-        finite = torch.isfinite(rows).all(dim=1)
-        if not finite.all():
-            row = int((~finite).nonzero()[0, 0])
-            raise make_error(Reason.HIDDEN_NOT_FINITE, f"hidden row {row} holds NaN or an infinity", row=row)
+    _require_finite(rows)
     return rows
 
 
@@ -78,11 +73,18 @@ def checked_rows(rows: Tensor, head_dtype: str) -> Tensor:
         HIDDEN_NOT_FINITE: as `hidden_rows`.
     """
     rows = rows.to(DTYPES[head_dtype])
+    _require_finite(rows)
+    return rows
+
+
+def _require_finite(rows: Tensor) -> None:
+    # A sum is finite only if all its terms are; only when it is not (which overflow can cause too) look at each.
+    if math.isfinite(rows.sum(dtype=torch.float64).item()):
+        return
     finite = torch.isfinite(rows).all(dim=1)
     if not finite.all():
         row = int((~finite).nonzero()[0, 0])
         raise make_error(Reason.HIDDEN_NOT_FINITE, f"hidden row {row} holds NaN or an infinity", row=row)
-    return rows
 
 
 def mask_rows(words: Tensor, vocab_size: int) -> Tensor:
