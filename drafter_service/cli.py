@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -256,6 +257,9 @@ def _serve(flags: argparse.Namespace) -> int:
     try:
         addresses = service.start()
         stop.unwinds = False
+        # A full collection would stop every thread while it looks at all that was loaded, none of which will go.
+        gc.collect()
+        gc.freeze()
     except SystemExit:
         service.close()
         _log.info("%s: ended before it was ready", stop.why)
