@@ -33,8 +33,8 @@ NUM_CONTEXT_ROWS = 64
 """Rows of the sequence; every round writes its pairs behind them again, so that all rounds cost the same."""
 
 MAX_POSITION = 512
-NUM_PAGES = MAX_POSITION // PAGE_ROWS
-"""Of a sequence, here as in the service: attention is cut into as many parts as the table is long."""
+NUM_PAGES = MAX_POSITION // PAGE_ROWS + 1
+"""Of the longest sequence, here as in the service: into how many parts attention is cut hangs on it."""
 
 NUM_PAIRS = 2
 NUMBERS = StatusNumbers(44, 4, 3, 11, 20, 60, 70, 110)

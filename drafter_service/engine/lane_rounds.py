@@ -224,7 +224,7 @@ class LaneDesk:
             raise
 
         def plan() -> None:
-            context.works[ticket] = LaneWork(_nothing, partial(_invert, context.nonce), _nothing)
+            context.works[ticket] = LaneWork(None, partial(_invert, context.nonce), _nothing)
             self._pump(context)
 
         self._later(plan)
@@ -282,6 +282,8 @@ class LaneDesk:
     def _plan(
         self, context: LaneContext, ticket: int, writes: Sequence[LaneWrite], on_done: Callable[[Results], None]
     ) -> None:
+        if context.lane.see():  # what the device is done with is entered first, whoever saw it first
+            self._news(context, ())
         results: Results = [None] * len(writes)
         planned: list[PlannedSlot] = []
         over: list[LaneWrite] = []
@@ -333,15 +335,12 @@ class LaneDesk:
         self._fill(host, shape, ticket, planned, indices, context)
         written = self._rows_written(context, planned)
 
-        def prepare() -> None:
-            if written is not None:
-                written.wait()
-
         def run() -> None:
             launched.round.send(host)
             launched.launch()
 
-        context.works[ticket] = LaneWork(prepare, run, partial(launched.round.collect, host))
+        collect = partial(launched.round.collect, host)
+        context.works[ticket] = LaneWork(None if written is None else written.wait, run, collect)
         context.records.append(_Record(ticket, planned, indices, launched, host))
 
     def _rows_written(self, context: LaneContext, planned: list[PlannedSlot]) -> torch.cuda.Event | None:

@@ -19,7 +19,7 @@ from drafter_service.memory.gpu import GpuMemory
 from drafter_service.memory.hiddens import DTYPES
 from drafter_service.memory.lanes import DONE_OFFSET, READY_OFFSET, Lane, LaneTools, StreamPool, released
 from drafter_service.memory.layout import ArenaWish, lay_out
-from drafter_service.memory.streams import enqueuer
+from drafter_service.memory.streams import stream_work
 from drafter_service.server.decoding import digest_of
 from drafter_service.server.encoding import entry_status, reason_number
 from drafter_service.server.facts import ServiceFacts
@@ -152,9 +152,9 @@ class LaneCalls:
         self._facts = facts
         self._gpu = gpu
         self._descriptors = descriptors
-        run = enqueuer(gpu.driver, gpu.torch_device)
+        work = stream_work(gpu.driver, gpu.torch_device)
         self._streams = StreamPool.made(gpu.driver, gpu.device, _must_go(gpu.torch_device))
-        self._tools = LaneTools(gpu.driver, gpu.device, self._streams, run, clock)
+        self._tools = LaneTools(gpu.driver, gpu.device, self._streams, work, clock)
 
     def warm_up(self) -> None:
         """Makes rounds of nobody's: while a lane waits, loading a kernel that was never used before would block."""
