@@ -41,6 +41,9 @@ _log = logging.getLogger(__name__)
 
 Results = list[SpecdraftError | None]
 
+ENDING_S = 2.0
+"""How long the engine's last step may take before it is left alone."""
+
 FOLLOWERS_MAX = 4096
 """Sequences of a lane of which is remembered what round comes next."""
 
@@ -248,8 +251,10 @@ class LaneDesk:
         """Releases what is left; the engine has ended."""
         self._release_all()
         self.watchdog.close()
-        for context in self._contexts.values():
-            context.forget()
+        self._engine.stop(ENDING_S)  # its last step may be about a lane
+        if not self._engine.is_at_work:
+            for context in list(self._contexts.values()):
+                context.forget()
 
     def _release_all(self) -> None:
         for lane in list(self._contexts):
