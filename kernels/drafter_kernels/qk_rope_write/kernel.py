@@ -7,36 +7,35 @@ _TWO_PI = tl.constexpr(6.283185307179586)
 
 
 @triton.jit
-def _normed_and_turned(
-    base,
-    norm,
-    turns,
-    position,
-    amplitude,
-    eps,
-    HAS_NORM: tl.constexpr,
-    D: tl.constexpr,
-    ROTARY: tl.constexpr,
-    BLOCK: tl.constexpr,
+def rotation(turns, position, amplitude, d, ROTARY: tl.constexpr):
+    """Cosines and sines of a position for elements d of a head, float32; what lies behind ROTARY means nothing."""
+    HALF: tl.constexpr = ROTARY // 2
+    # Turns in float64, and only what is left of the last one in float32: position 200,000 is as exact as position 1.
+    whole = position.to(tl.float64) * tl.load(turns + d % HALF, mask=d < ROTARY, other=0.0)
+    angle = (whole - tl.floor(whole + 0.5)).to(tl.float32) * _TWO_PI
+    return tl.cos(angle) * amplitude, tl.sin(angle) * amplitude
+
+
+@triton.jit
+def normed_and_turned(
+    base, has_head, norm, cos, sin, eps, d, HAS_NORM: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr
 ):
-    """A head's D elements, float32. Each thread reads its partner's element too: no exchange between threads."""
-    d = tl.arange(0, BLOCK)
-    inside = d < D
+    """Heads [G, D] that begin at `base` [G, 1], float32; zeros where has_head [G, 1] is false.
+
+    Each thread reads its partner's element too: no exchange between threads.
+    """
     HALF: tl.constexpr = ROTARY // 2
     is_turned = d < ROTARY
     partner = tl.where(is_turned, tl.where(d < HALF, d + HALF, d - HALF), d)
-    value = tl.load(base + d, mask=inside, other=0.0).to(tl.float32)
-    theirs = tl.load(base + partner, mask=inside, other=0.0).to(tl.float32)
+    inside = has_head & (d < D)[None, :]
+    value = tl.load(base + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    theirs = tl.load(base + partner[None, :], mask=inside, other=0.0).to(tl.float32)
     if HAS_NORM:
-        rms = tl.rsqrt(tl.sum(value * value, 0) / D + eps)
-        value = value * rms * tl.load(norm + d, mask=inside, other=0.0)
-        theirs = theirs * rms * tl.load(norm + partner, mask=inside, other=0.0)
-    # Turns in float64, and only what is left of the last one in float32: position 200,000 is as exact as position 1.
-    whole = position.to(tl.float64) * tl.load(turns + d % HALF, mask=is_turned, other=0.0)
-    angle = (whole - tl.floor(whole + 0.5)).to(tl.float32) * _TWO_PI
-    cos, sin = tl.cos(angle) * amplitude, tl.sin(angle) * amplitude
-    turned = value * cos + tl.where(d < HALF, -theirs, theirs) * sin
-    return tl.where(is_turned, turned, value)
+        rms = tl.rsqrt(tl.sum(value * value, 1) / D + eps)[:, None]
+        value = value * rms * tl.load(norm + d, mask=d < D, other=0.0)[None, :]
+        theirs = theirs * rms * tl.load(norm + partner, mask=d < D, other=0.0)[None, :]
+    turned = value * cos[None, :] + tl.where((d < HALF)[None, :], -theirs, theirs) * sin[None, :]
+    return tl.where(is_turned[None, :], turned, value)
 
 
 @triton.jit(do_not_specialize=["position_offset"], do_not_specialize_on_alignment=["keys", "slots", "row_count"])
@@ -75,19 +74,21 @@ def qk_rope_write_kernel(
             return
     KV_WIDTH: tl.constexpr = NUM_KV_HEADS * D
     base = projected + row * (NUM_HEADS * Q_STEP + 2 * KV_WIDTH)
-    position = tl.load(keys + row) + position_offset
-    d = tl.arange(0, BLOCK)
+    d, only = tl.arange(0, BLOCK), tl.arange(0, 1)[:, None]
+    inside = (d < D)[None, :]
+    cos, sin = rotation(turns, tl.load(keys + row) + position_offset, amplitude, d, ROTARY)
     if head < NUM_HEADS:
-        at = base + head * Q_STEP
-        q = _normed_and_turned(at, q_norm, turns, position, amplitude, eps, HAS_Q_NORM, D, ROTARY, BLOCK)
-        tl.store(q_out + (row * NUM_HEADS + head) * D + d, q.to(q_out.dtype.element_ty), mask=d < D)
+        at = base + head * Q_STEP + only
+        q = normed_and_turned(at, only == 0, q_norm, cos, sin, eps, d, HAS_Q_NORM, D, ROTARY)
+        place = (row * NUM_HEADS + head) * D + only + d[None, :]
+        tl.store(q_out + place, q.to(q_out.dtype.element_ty), mask=inside)
     else:
         slot = tl.load(slots + row).to(tl.int64)
         if slot >= 0:
             kv_head = head - NUM_HEADS
-            at = base + NUM_HEADS * Q_STEP + kv_head * D
-            k = _normed_and_turned(at, k_norm, turns, position, amplitude, eps, HAS_K_NORM, D, ROTARY, BLOCK)
-            v = tl.load(at + KV_WIDTH + d, mask=d < D, other=0.0)
-            place = slot * KV_WIDTH + kv_head * D + d
-            tl.store(k_pages + place, k.to(k_pages.dtype.element_ty), mask=d < D)
-            tl.store(v_pages + place, v.to(v_pages.dtype.element_ty), mask=d < D)
+            at = base + NUM_HEADS * Q_STEP + kv_head * D + only
+            k = normed_and_turned(at, only == 0, k_norm, cos, sin, eps, d, HAS_K_NORM, D, ROTARY)
+            v = tl.load(at + KV_WIDTH + d[None, :], mask=inside, other=0.0)
+            place = slot * KV_WIDTH + kv_head * D + only + d[None, :]
+            tl.store(k_pages + place, k.to(k_pages.dtype.element_ty), mask=inside)
+            tl.store(v_pages + place, v.to(v_pages.dtype.element_ty), mask=inside)

@@ -37,16 +37,19 @@ def rms_norm_kernel(
     tensor cores, float16 [M, 4, K / 256, 8, 4, 2]; 5: float16 [M, K]. `row_scales` float32 [M] undoes the scaling.
     Grid: M.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     inside = k < K
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    if HAS_NORM:
+        scale = tl.load(norm + k, mask=inside, other=0.0)  # on its way while x is waited for and summed
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     value = tl.load(x + row * K + k, mask=inside, other=0.0).to(tl.float32)
     if HAS_NORM:
         rms = tl.rsqrt(tl.sum(value * value, 0) / K + eps)
-        value = value * rms * tl.load(norm + k, mask=inside, other=0.0)
+        value = value * rms * scale
         rounded = value.to(normed.dtype.element_ty)
         tl.store(normed + row * K + k, rounded, mask=inside)
         value = rounded.to(tl.float32)

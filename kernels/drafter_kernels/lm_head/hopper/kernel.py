@@ -14,6 +14,7 @@ from drafter_kernels.quantize.kernel import DOT8_LACKS, DOT16, FLOAT16_LACKS, FL
 _LARGEST = gl.constexpr(3.4028234663852886e38)
 _NO_ROW = gl.constexpr(2147483647)
 _LOG2_E = gl.constexpr(1.4426950408889634)
+_UNALIGNED = ["mask_index", "out_ids", "out_logprobs"]
 
 
 @gluon.jit
@@ -76,7 +77,36 @@ def _spread(x, BN: gl.constexpr, L: gl.constexpr):
     return gl.broadcast(gl.expand_dims(x, 0), gl.zeros([BN, x.shape[0]], gl.int64, L))[0]
 
 
-@gluon.jit(do_not_specialize=["num_rows", "mask_words"], do_not_specialize_on_alignment=["mask_index"])
+@gluon.jit
+def _choose(
+    partials,
+    partial_rows,
+    draft_ids,
+    out_ids,
+    out_logprobs,
+    programs,
+    HAS_IDS: gl.constexpr,
+    BLOCK: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    """The second stage: the id and log-probability from what the programs found, which is read past L1."""
+    F: gl.constexpr = gl.BlockedLayout([BLOCK // (32 * num_warps)], [32], [num_warps], [0])
+    p = gl.arange(0, BLOCK, F)
+    inside = p < programs
+    best = gl.load(partials + p, mask=inside, other=-float("inf"), cache_modifier=".cg")
+    total = gl.load(partials + programs + p, mask=inside, other=0.0, cache_modifier=".cg")
+    rows = gl.load(partial_rows + p, mask=inside, other=_NO_ROW, cache_modifier=".cg")
+    top = gl.max(best, 0)
+    row = gl.min(gl.where(best == top, rows, _NO_ROW), 0)
+    everything = gl.sum(total * _exp(best - _base(top)), 0)
+    token = row.to(gl.int64)
+    if HAS_IDS:
+        token = gl.load(draft_ids + row, mask=row != _NO_ROW, other=0).to(gl.int64)
+    gl.store(out_ids, gl.where(row == _NO_ROW, -1, token))
+    gl.store(out_logprobs, gl.where(row == _NO_ROW, -float("inf"), -gl.log(everything)))
+
+
+@gluon.jit(do_not_specialize=["num_rows", "mask_words"], do_not_specialize_on_alignment=_UNALIGNED)
 def vector_kernel(
     packed,
     row_scales,
@@ -90,17 +120,22 @@ def vector_kernel(
     partial_rows,
     num_rows,
     mask_words,
+    counter,
+    out_ids,
+    out_logprobs,
     PAIRS: gl.constexpr,
     HAS_IDS: gl.constexpr,
     HAS_MASK: gl.constexpr,
     BN: gl.constexpr,
+    BLOCK: gl.constexpr,
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """One row of x, `packed` int64 [4, PAIRS] of `Packing.PAIRS`; words int64 [N, PAIRS], two words each.
 
     All of x stays in registers, and a warp has whole rows of the weight: while it multiplies some, the next ones are
-    on their way into registers. Each thread keeps the best of its own rows until the end.
+    on their way into registers. Each thread keeps the best of its own rows until the end. The last of at most BLOCK
+    programs to arrive at `counter`, zero before and after, puts together what all found.
     """
     L: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [num_warps, 1], [1, 0])
     LR: gl.constexpr = gl.SliceLayout(1, L)
@@ -143,6 +178,11 @@ def vector_kernel(
     gl.store(partials + program, top)
     gl.store(partials + programs + program, gl.sum(total * _exp(best - _base(top)), 0))
     gl.store(partial_rows + program, gl.min(gl.where(best == top, best_row, _NO_ROW), 0))
+    # All threads' stores before the one that counts, which releases them to whoever sees the last number.
+    gl.thread_barrier()
+    if gl.atomic_add(counter, 1, sem="acq_rel") == programs - 1:
+        gl.store(counter, 0)  # ready for the next launch
+        _choose(partials, partial_rows, draft_ids, out_ids, out_logprobs, programs, HAS_IDS, BLOCK, num_warps)
 
 
 # Up to 64 rows of x, on tensor cores
