@@ -33,7 +33,7 @@ _REDUCE_BLOCK: Final = 1024
 # Words of a row that a warp multiplies at a time.
 _HOPPER_WORDS: Final = 32
 # One for each thread of the widest program.
-_LEAST_PARTIALS: Final = 256
+_LEAST_PARTIALS: Final = 512
 
 
 class LmHeadWorkspace:
@@ -98,13 +98,14 @@ def lm_head(
     if workspace is None or len(x) > workspace.max_batch or programs > workspace.num_programs:
         raise ValueError(f"lm_head: no workspace for {len(x)} rows of x and {programs} programs")
     check_aligned(x=x, weight=weight_data(weight))
-    _prepare(x, weight, workspace, norm, plan)
     options = _first_stage_options(workspace, count, draft_ids, masks, plan)
     if isinstance(plan, HopperPlan) and plan.is_vector:
         assert isinstance(weight, PackedNvfp4)
         options |= {"out_ids": out_ids, "out_logprobs": out_logprobs, "counter": workspace.counter}
-        _only_stage(weight, workspace, plan, options, programs)
+        _only_stage(x, weight, norm, plan, options, programs)
         return
+    _prepare(x, weight, workspace, norm, plan)
+    options["row_scales"] = workspace.row_scales
     _first_stage(x if norm is None else norm.out, weight, workspace, plan, options, (programs,))
     _second_stage(out_ids, out_logprobs, workspace, draft_ids, programs, overlaps=plan.overlaps)
 
@@ -141,7 +142,6 @@ def _first_stage_options(
     """What all kernels of the first stage take."""
     placeholder = workspace.partial_rows
     return {
-        "row_scales": workspace.row_scales,
         "draft_ids": placeholder if draft_ids is None else draft_ids,
         "masks": placeholder if masks is None else masks.words,
         "mask_index": placeholder if masks is None else masks.rows,
@@ -192,17 +192,26 @@ def _first_stage(  # noqa: PLR0917  # what the launches of the kernels are made 
         kernel.nvfp4_kernel[grid](workspace.packed, **bucket, **options)
 
 
-def _only_stage(
-    weight: PackedNvfp4, workspace: LmHeadWorkspace, plan: HopperPlan, options: dict[str, Any], programs: int
+def _only_stage(  # noqa: PLR0917  # what the launch is made of
+    x: Tensor,
+    weight: PackedNvfp4,
+    norm: RowNorm | None,
+    plan: HopperPlan,
+    options: dict[str, Any],
+    programs: int,
 ) -> None:
-    """For one row of x: the program that is done last does what the second stage would."""
+    """For one row of x: each program does what `_prepare` would, and the last one what the second stage would."""
     from drafter_kernels.lm_head.hopper.kernel import vector_kernel
 
-    assert len(options["out_ids"]) == 1
+    assert len(x) == 1
     vector_kernel[(programs,)](
-        workspace.packed.view(torch.int64),
+        x,
+        x if norm is None else norm.scale,
+        x if norm is None else norm.out,
+        0.0 if norm is None else norm.epsilon,
         words=weight.words.view(torch.int64),
         PAIRS=weight.words.shape[1] // 2,
+        HAS_NORM=norm is not None,
         BLOCK=max(_LEAST_PARTIALS, next_power_of_2(plan.programs)),
         maxnreg=plan.max_registers,
         **options,

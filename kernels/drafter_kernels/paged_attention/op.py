@@ -25,23 +25,25 @@ from drafter_kernels.qk_rope_write import HeadNorms, HeadShape, RopeTable, qk_ro
 
 _LOG2_E: Final = math.log2(math.e)
 _MAX_PARTS: Final = 64
+# Parts that are read at once when they are put together.
+_JOINED_PARTS: Final = 17
 # Programs that keep a device of 132 multiprocessors reading.
 _ENOUGH_PROGRAMS: Final = 264
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Into how many parts sequences are cut, rows a step, and Triton's options.
-
-    `prefetches`: a part's first rows are asked for before its query is looked at.
-    """
+    """Into how many parts sequences are cut, rows a step, and Triton's options."""
 
     parts: int
     block_rows: int
     num_warps: int = 4
     num_stages: int = 2
     overlaps: bool = False
-    prefetches: bool = False
+
+    def num_parts(self, *, is_projected: bool) -> int:
+        """Programs a sequence and K/V head: of several parts, the new row of a projection is one of its own."""
+        return self.parts + 1 if is_projected and self.parts > 1 else self.parts
 
 
 def plan_attention(batch: int, num_kv_heads: int, max_rows: int) -> AttentionPlan:
@@ -55,7 +57,8 @@ class AttentionWorkspace:
     """The parts' sums and counters on the device; serves one call at a time: calls on one stream may share it."""
 
     def __init__(self, batch: int, num_heads: int, head_dim: int, parts: int, device: torch.device) -> None:
-        count = batch * num_heads * parts
+        # Of several parts the row that a projection brings is one more.
+        count = batch * num_heads * (parts if parts == 1 else 2 * parts)
         self.parts = torch.empty(count * head_dim, dtype=torch.float32, device=device)
         self.sums = torch.empty(2 * count, dtype=torch.float32, device=device)
         self.counters = torch.zeros(count, dtype=torch.int32, device=device)
@@ -195,10 +198,11 @@ def _launch(
     _, page_rows, num_kv_heads, _ = rows.k_pages.shape
     max_pages = rows.page_table.shape[1]
     plan = plan or plan_attention(batch, num_kv_heads, max_pages * page_rows)
-    if workspace is None or workspace.sums.numel() < 2 * batch * num_heads * plan.parts:
+    parts = plan.num_parts(is_projected=rotation["ROTARY"] > 0)
+    if workspace is None or workspace.sums.numel() < 2 * batch * num_heads * parts:
         raise ValueError("paged_attention: the workspace is too small for this call")
     heads = num_heads // num_kv_heads
-    attention_kernel[(batch, num_kv_heads, plan.parts)](
+    attention_kernel[(batch, num_kv_heads, parts)](
         q,
         k_pages=rows.k_pages,
         v_pages=rows.v_pages,
@@ -216,16 +220,15 @@ def _launch(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         D=head_dim,
-        PARTS=plan.parts,
+        PARTS=parts,
         GATE_STEP=0 if gate is None else gate.stride(1),
         PACKED_OUT=packed_out,
         DOT=dot_type(rows.k_pages.dtype, interpreted=is_interpreted()),
         GROUP=max(16, next_power_of_2(heads)),
         BLOCK_G=next_power_of_2(heads),
-        BLOCK_P=next_power_of_2(plan.parts),
         BLOCK_R=plan.block_rows,
         BLOCK_D=max(16, next_power_of_2(head_dim)),
-        PREFETCH=plan.prefetches and not is_interpreted(),
+        STEP=min(parts, _JOINED_PARTS),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
         **rotation,

@@ -6,7 +6,7 @@ import triton.language as tl
 
 # Biased exponent of what the largest |x| of a row is scaled to: 2^12, whose products with decoded codes are neither
 # lost nor infinite in float16.
-_SCALED_EXPONENT = tl.constexpr(127 + 12)
+SCALED_EXPONENT = tl.constexpr(127 + 12)
 
 
 def dot_type(dtype: torch.dtype, *, interpreted: bool) -> tl.dtype:
@@ -69,8 +69,8 @@ def rms_norm_kernel(
         tl.store(packed + row * K + place, value.to(packed.dtype.element_ty), mask=inside)
     elif PACKING != 0:
         largest = tl.max(tl.where(value == value, tl.abs(value), 0.0), 0)
-        exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, _SCALED_EXPONENT - 126)
-        up = ((-exponent + (127 + _SCALED_EXPONENT)) << 23).to(tl.float32, bitcast=True)
-        down = ((exponent + (127 - _SCALED_EXPONENT)) << 23).to(tl.float32, bitcast=True)
+        exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, SCALED_EXPONENT - 126)
+        up = ((-exponent + (127 + SCALED_EXPONENT)) << 23).to(tl.float32, bitcast=True)
+        down = ((exponent + (127 - SCALED_EXPONENT)) << 23).to(tl.float32, bitcast=True)
         tl.store(row_scales + row, down)
         tl.store(packed + row * K + place, (value * up).to(tl.float16), mask=inside)

@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from drafter_kernels.quantize.kernel import DOT8_LACKS, DOT16, FLOAT16_LACKS, FLOAT16_NEIGHBOURS, FLOAT16_UP
+from drafter_kernels.rms_norm.kernel import SCALED_EXPONENT
 
 _LARGEST = gl.constexpr(3.4028234663852886e38)
 _NO_ROW = gl.constexpr(2147483647)
@@ -78,6 +79,53 @@ def _spread(x, BN: gl.constexpr, L: gl.constexpr):
 
 
 @gluon.jit
+def _packed_row(
+    x,
+    norm,
+    normed,
+    eps,
+    PAIRS: gl.constexpr,
+    HAS_NORM: gl.constexpr,
+    L: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    """The one row of x as `rms_norm_kernel` would normalise and pack it: int64 [PAIRS] four times, and what undoes it.
+
+    Every program makes it again, while the first rows of the weight are on their way; the first writes `normed`.
+    """
+    K: gl.constexpr = 16 * PAIRS
+    ROW: gl.constexpr = gl.BlockedLayout([16], [32], [num_warps], [0])
+    k = gl.arange(0, K, ROW)
+    value = gl.load(x + k).to(gl.float32)
+    if HAS_NORM:
+        scale = gl.load(norm + k)
+        value = value * gl.rsqrt(gl.sum(value * value, 0) / K + eps) * scale
+        rounded = value.to(normed.dtype.element_ty)
+        if gl.program_id(0) == 0:
+            gl.store(normed + k, rounded)
+        value = rounded.to(gl.float32)
+    largest = gl.max(gl.where(value == value, gl.abs(value), 0.0), 0)
+    exponent = gl.maximum(largest.to(gl.int32, bitcast=True) >> 23, SCALED_EXPONENT - 126)
+    up = ((-exponent + (127 + SCALED_EXPONENT)) << 23).to(gl.float32, bitcast=True)
+    down = ((exponent + (127 - SCALED_EXPONENT)) << 23).to(gl.float32, bitcast=True)
+    # [pairs of words, 2 words, 4 pairs, 2]: of two words the same pair, four times.
+    turned = gl.permute(gl.reshape((value * up).to(gl.float16), [PAIRS, 2, 4, 2]), [2, 0, 1, 3])
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    smem = gl.allocate_shared_memory(gl.float16, [K], FLAT)
+    smem.store(gl.reshape(turned, [K]))
+    gl.thread_barrier()
+    words = smem._reinterpret(gl.int64, [4 * PAIRS], FLAT)  # noqa: SLF001  # there is no other way
+    C: gl.constexpr = gl.SliceLayout(0, L)
+    return (
+        words.slice(0, PAIRS, 0).load(C),
+        words.slice(PAIRS, PAIRS, 0).load(C),
+        words.slice(2 * PAIRS, PAIRS, 0).load(C),
+        words.slice(3 * PAIRS, PAIRS, 0).load(C),
+        down,
+    )
+
+
+@gluon.jit
 def _choose(
     partials,
     partial_rows,
@@ -108,8 +156,10 @@ def _choose(
 
 @gluon.jit(do_not_specialize=["num_rows", "mask_words"], do_not_specialize_on_alignment=_UNALIGNED)
 def vector_kernel(
-    packed,
-    row_scales,
+    x,
+    norm,
+    normed,
+    eps,
     words,
     block_scales,
     tensor_scale,
@@ -124,6 +174,7 @@ def vector_kernel(
     out_ids,
     out_logprobs,
     PAIRS: gl.constexpr,
+    HAS_NORM: gl.constexpr,
     HAS_IDS: gl.constexpr,
     HAS_MASK: gl.constexpr,
     BN: gl.constexpr,
@@ -131,7 +182,7 @@ def vector_kernel(
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    """One row of x, `packed` int64 [4, PAIRS] of `Packing.PAIRS`; words int64 [N, PAIRS], two words each.
+    """One row of x [16 PAIRS], normalised into `normed` first if HAS_NORM; words int64 [N, PAIRS], two words each.
 
     All of x stays in registers, and a warp has whole rows of the weight: while it multiplies some, the next ones are
     on their way into registers. Each thread keeps the best of its own rows until the end. The last of at most BLOCK
@@ -149,11 +200,9 @@ def vector_kernel(
         gdc_wait()  # weights were not written by the kernel before this one, all else may be
     if HAS_MASK:
         word, place = _mask_of_rows(masks, mask_index, mask_words, draft_ids, rows, num_rows, HAS_IDS)
-    x0 = _spread(gl.load(packed + k), BN, L)
-    x1 = _spread(gl.load(packed + PAIRS + k), BN, L)
-    x2 = _spread(gl.load(packed + 2 * PAIRS + k), BN, L)
-    x3 = _spread(gl.load(packed + 3 * PAIRS + k), BN, L)
-    scale = gl.load(tensor_scale) * gl.load(row_scales) * DOT8_LACKS
+    x0, x1, x2, x3, row_scale = _packed_row(x, norm, normed, eps, PAIRS, HAS_NORM, L, num_warps)
+    x0, x1, x2, x3 = _spread(x0, BN, L), _spread(x1, BN, L), _spread(x2, BN, L), _spread(x3, BN, L)
+    scale = gl.load(tensor_scale) * row_scale * DOT8_LACKS
     best = gl.full([BN], -float("inf"), gl.float32, LR)
     best_row = gl.full([BN], _NO_ROW, gl.int32, LR)
     total = gl.zeros([BN], gl.float32, LR)
