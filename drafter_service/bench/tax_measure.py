@@ -28,6 +28,9 @@ from drafter_service.server.process import ServiceProcess
 from specdraft import Client, ClientGpu
 from specdraft.memory.simulated import SimulatedDriver
 
+REST_S = 3e-3
+"""Between steps: longer than it takes to look at what a round left."""
+
 CHECK_VERIFY_MS = 0.2
 """The verify of rounds that are only checked: short, so that a round that reads too early has the best chance to."""
 
@@ -147,7 +150,8 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
 def _turns(steps: Steps, run: TaxRun, tell: Callable[[str], None], verify_ms: float) -> dict[str, float]:
     """Every kind beside the one-process step, step by step; their difference is taken turn by turn, its median told.
 
-    A GPU at work becomes slower within tenths of a second, as it gets warm: so kinds do not take turns of many steps.
+    A GPU's speed hangs on how much it has done in the tenths of a second before: so kinds do not take turns of many
+    steps, and all begin after an equal rest.
     """
     pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "early": (steps.early, steps.check),
@@ -178,11 +182,14 @@ def _turns(steps: Steps, run: TaxRun, tell: Callable[[str], None], verify_ms: fl
 def _beside(
     single: Callable[[], object], call: Callable[[], object], afterwards: Callable[[], object], *, count: int
 ) -> tuple[list[float], list[float]]:
-    """Times of both kinds of step, one of each in turn."""
+    """Times of both kinds of step, one of each in turn, each after a rest of the same length."""
     ones, others = [], []
     for _ in range(count):
-        ones += _times(single, count=1)
-        others += _times(call, afterwards, count=1)
+        for step, behind, times in ((single, _nothing, ones), (call, afterwards, others)):
+            times += _times(step, count=1)
+            over = time.perf_counter() + REST_S
+            behind()
+            time.sleep(max(over - time.perf_counter(), 0.0))
     return ones, others
 
 
