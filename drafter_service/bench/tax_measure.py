@@ -183,10 +183,11 @@ def _beside(
     single: Callable[[], object], call: Callable[[], object], afterwards: Callable[[], object], *, count: int
 ) -> tuple[list[float], list[float]]:
     """Times of both kinds of step, one of each in turn, each after a rest of the same length."""
-    ones, others = [], []
+    ones: list[float] = []
+    others: list[float] = []
     for _ in range(count):
-        for step, behind, times in ((single, _nothing, ones), (call, afterwards, others)):
-            times += _times(step, count=1)
+        for step, behind, measured in ((single, _nothing, ones), (call, afterwards, others)):
+            measured.extend(_times(step, count=1))
             over = time.perf_counter() + REST_S
             behind()
             time.sleep(max(over - time.perf_counter(), 0.0))
