@@ -18,6 +18,7 @@ from drafter_service.engine import draining
 from drafter_service.server.calls import Answerable, Calls
 from drafter_service.server.encoding import entry_status
 from drafter_service.server.interceptors import Ended
+from drafter_service.server.reading import Reading
 from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Session
 from drafter_service.telemetry import Metrics
@@ -131,7 +132,7 @@ class Drive:
         self._is_ending = False
         self._is_closed = False
         self._asked: dict[int, _Asked] = {}
-        self._reading = threading.Lock()
+        self._reading = Reading(clock)
         self._is_read = False
         self._is_draining = threading.Event()
         self._is_over = threading.Event()
@@ -170,32 +171,44 @@ class Drive:
             self._leave_to_others()
             self._outbox.put(_End(make_error(Reason.INTERNAL, "the stream failed inside the service")))
         finally:
+            self._reading.leave()
             self._readers.discard(threading.get_ident())  # a later thread may have the same number
 
     def _read_one(self, requests: Iterator[pb.DriveRequest]) -> bool:
         """Reads a request and begins it; False after the last one."""
-        with self._reading:
-            if self._is_read:
-                return False
-            self._is_read = True  # however the next lines end
-            try:
-                request = next(requests, None)
-                while len(self._asked) >= MAX_UNANSWERED and not self._is_over.wait(PAUSE_S):
-                    pass
-            except grpc.RpcError:
-                self._outbox.put(_End(None, is_broken=True))
-                return False
-            except SpecdraftError as error:
-                self._outbox.put(_End(error))
-                return False
+        self._reading.take()
+        try:
+            request = None if self._is_read else self._next(requests)
             if request is None:
-                # To gRPC, a client that went away may look like one that has finished, until a moment later.
-                self._outbox.put(_End(None, is_broken=self._is_gone.wait(GONE_S)))
+                self._reading.give()
                 return False
             if not self._is_over.is_set():
                 self._begin(request)
-            self._is_read = False
-            return True
+        except BaseException:
+            self._reading.give()
+            raise
+        self._is_read = False
+        # A catch-up of a long prompt is no step that a stream can be left alone for.
+        self._reading.give_or_keep(len(self._asked), may_keep=request.WhichOneof("request") != "catchup")
+        return True
+
+    def _next(self, requests: Iterator[pb.DriveRequest]) -> pb.DriveRequest | None:
+        """The next request; None after the last one, whose end has been told then."""
+        self._is_read = True  # however the next lines end
+        try:
+            request = next(requests, None)
+            while len(self._asked) >= MAX_UNANSWERED and not self._is_over.wait(PAUSE_S):
+                pass
+        except grpc.RpcError:
+            self._outbox.put(_End(None, is_broken=True))
+            return None
+        except SpecdraftError as error:
+            self._outbox.put(_End(error))
+            return None
+        if request is None:
+            # To gRPC, a client that went away may look like one that has finished, until a moment later.
+            self._outbox.put(_End(None, is_broken=self._is_gone.wait(GONE_S)))
+        return request
 
     def respond(self) -> None:
         """Answers what is ready, until the stream ends. Raises what ends it early."""
@@ -203,6 +216,7 @@ class Drive:
             end = self._respond()
         finally:
             self._is_over.set()
+            self._reading.free(0)
             with self._sending:
                 self._is_closed = True  # readers send no more
         if end.error is not None:
@@ -218,6 +232,7 @@ class Drive:
                 item = None
             # Also between answers: those of others may never pause.
             if self._clock() >= look_at:
+                self._reading.free(TICK_S)
                 self._refuse_late()
                 look_at = self._clock() + TICK_S
             if isinstance(item, _Ready):
