@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from google.protobuf.message import Message
@@ -19,6 +18,7 @@ from drafter_service.server.lanes import LaneCalls, no_lanes
 from drafter_service.server.outputs import Embed, slot_outputs
 from drafter_service.server.refusals import not_implemented
 from drafter_service.state import Session
+from drafter_service.state.values import value
 from drafter_service.telemetry import Metrics, Tracing
 from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.v1 import drafter_pb2 as pb
@@ -28,7 +28,11 @@ Encode = Callable[[Session, Message, Sequence[ops.Outcome]], Message]
 Decode = Callable[..., Decoded]
 
 
-@dataclass(frozen=True, slots=True)
+_BATCHES = (pb.ProposeRequest, pb.CatchupRequest)
+"""Requests whose entries are refused one by one."""
+
+
+@value
 class Answerable:
     """A call whose outcomes are there.
 
@@ -123,7 +127,7 @@ class Calls:
         trace = None
         if self._tracing is not None and isinstance(request, pb.ProposeRequest):
             trace = self._tracing.begin(parent, len(request.entries))
-        with self._engine.arrivals.one():  # over before it is submitted: the engine must not wait for its own call
+        with self._engine.arrivals:  # over before it is submitted: the engine must not wait for its own call
             decoded = decode(session, request)
 
         def finish(outcomes: Sequence[ops.Outcome]) -> None:
@@ -135,7 +139,7 @@ class Calls:
         call = ops.Call(decoded.operations, self._clock(), deadline, finish)
         for index, error in decoded.refused.items():
             call.finish(index, ops.Refusal(error, None))
-        if call.open_indices():
+        if call.is_open:
             if self.lanes is None:
                 self._engine.accept(call)
             else:
@@ -177,10 +181,10 @@ class Calls:
         )
 
     def _encode(self, encode: Encode, session: Session, request: Message, outcomes: Sequence[ops.Outcome]) -> Message:
-        batch = isinstance(request, pb.ProposeRequest | pb.CatchupRequest)
-        for outcome in outcomes if batch else ():
-            if isinstance(outcome, ops.Refusal) and outcome.error.reason:
-                self._metrics.error(outcome.error.reason)
+        if isinstance(request, _BATCHES):
+            for outcome in outcomes:
+                if isinstance(outcome, ops.Refusal) and outcome.error.reason:
+                    self._metrics.error(outcome.error.reason)
         return encode(session, request, outcomes)
 
     def _read_drafts_response(self, session: Session, request: Message, outcomes: Sequence[ops.Outcome]) -> Message:

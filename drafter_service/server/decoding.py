@@ -71,11 +71,10 @@ class Decoder:
         decoded = self._batch(request.entries)
         for index, entry in enumerate(request.entries):
             pairs = self._deferred(session, entry, session.agreement.max_drafts + 1)
-            drafts = ops.DraftWish(0)
             try:
                 drafts = draft_wish(session, entry, self._vocab_size)
             except SpecdraftError as error:
-                pairs = error
+                pairs, drafts = error, ops.DraftWish(0)
             self._add(
                 decoded,
                 index,
@@ -244,20 +243,21 @@ class Decoder:
             raise not_implemented("Pairs.rope_positions")
         if pairs.HasField("embeddings"):
             raise not_implemented("Pairs.embeddings")
-        count, rows = len(pairs.tokens), pairs.hiddens.row_count
+        tokens = pairs.tokens
+        count, rows = len(tokens), pairs.hiddens.row_count
         if count == 0 or count != rows:
             raise make_error(
                 Reason.PAIR_COUNT_MISMATCH, f"{count} tokens and {rows} hidden rows", tokens=count, rows=rows
             )
         if count > limit:
             raise make_error(Reason.TOO_MANY_PAIRS, f"{count} pairs; at most {limit}", pairs=count, limit=limit)
-        if max(pairs.tokens) >= self._vocab_size:
-            index = next(index for index, token in enumerate(pairs.tokens) if token >= self._vocab_size)
+        if max(tokens) >= self._vocab_size:
+            index = next(index for index, token in enumerate(tokens) if token >= self._vocab_size)
             raise make_error(
                 Reason.TOKEN_OUT_OF_RANGE,
-                f"tokens[{index}] is {pairs.tokens[index]}; ids are below {self._vocab_size}",
+                f"tokens[{index}] is {tokens[index]}; ids are below {self._vocab_size}",
                 index=index,
-                token=pairs.tokens[index],
+                token=tokens[index],
                 vocab_size=self._vocab_size,
             )
 

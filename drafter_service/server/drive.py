@@ -21,6 +21,7 @@ from drafter_service.server.interceptors import Ended
 from drafter_service.server.reading import Reading
 from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Session
+from drafter_service.state.values import value
 from drafter_service.telemetry import Metrics
 from specdraft.errors import Code, Reason, SpecdraftError, make_error
 from specdraft.v1 import drafter_pb2 as pb
@@ -64,7 +65,7 @@ class Lease(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Asked:
     """A request that waits for its answer."""
 
@@ -73,7 +74,7 @@ class _Asked:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Ready:
     """An answer on its way out, and the request that it belongs to: ids are used again."""
 
@@ -134,7 +135,7 @@ class Drive:
         self._asked: dict[int, _Asked] = {}
         self._reading = Reading(clock)
         self._is_read = False
-        self._is_draining = threading.Event()
+        self._is_draining = False
         self._is_over = threading.Event()
         self._is_gone = threading.Event()
         self.is_broken = False
@@ -152,7 +153,7 @@ class Drive:
 
     def drain(self) -> None:
         """Refuses what comes now, answers what was accepted, then ends."""
-        self._is_draining.set()
+        self._is_draining = True
         self._outbox.put(_End(draining()))
 
     def client_gone(self) -> None:
@@ -303,7 +304,7 @@ class Drive:
             answer(make_error(Reason.INTERNAL, "the call failed inside the service"))
 
     def _checked(self, request: pb.DriveRequest, kind: str | None) -> Message:
-        if self._is_draining.is_set():
+        if self._is_draining:
             raise draining()
         if kind is None:
             raise invalid_field("request", "not set", "a request")

@@ -60,15 +60,15 @@ def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -
 
 def _inline_rows(ref: tensor_pb2.TensorRef, row_bytes: int) -> bytes:
     _check_stride(ref, row_bytes)
-    expected = ref.row_count * row_bytes
-    if len(ref.inline) != expected:
+    expected, inline = ref.row_count * row_bytes, ref.inline
+    if len(inline) != expected:
         raise make_error(
             Reason.HIDDEN_SIZE_MISMATCH,
-            f"{len(ref.inline)} bytes; {ref.row_count} rows have {expected}",
-            bytes=len(ref.inline),
+            f"{len(inline)} bytes; {ref.row_count} rows have {expected}",
+            bytes=len(inline),
             expected=expected,
         )
-    return ref.inline
+    return inline
 
 
 def _region_rows(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -> Tensor:

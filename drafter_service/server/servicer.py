@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 TOKEN_METADATA = "specdraft-token-bin"
 
+_WRITES = (pb.ProposeRequest, pb.CatchupRequest)
+
 FENCED_S = 5.0
 """A stream that was ended and whose client does not take the news is cut after this."""
 
@@ -193,12 +195,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     ) -> None:
         """`Drive`."""
         parts = self._ready()
-        token = _token(context)
-        session = self._session_of(token)
+        session = self._session(context)
         parent = parts.parent_in(context)
-        drive = Drive(
-            parts.calls, lambda: self._session_of(token), parts.metrics, self._clock, send=send, parent=parent
-        )
+        drive = Drive(parts.calls, lambda: self._renewed(session), parts.metrics, self._clock, send=send, parent=parent)
         with self._lock:
             if self._is_ending:
                 raise draining()
@@ -295,16 +294,23 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         return self._parts
 
     def _session(self, context: grpc.ServicerContext) -> Session:
-        return self._session_of(_token(context))
-
-    def _session_of(self, token: bytes) -> Session:
-        parts = self._ready()
+        sessions = self._ready().sessions
         try:
-            return parts.sessions.find(token)
+            return sessions.find(_token(context))
         except SpecdraftError:
             if self._is_ending:  # the end of the service has ended the session
                 raise draining() from None
             raise
+
+    def _renewed(self, session: Session) -> Session:
+        sessions = self._ready().sessions
+        try:
+            sessions.renew(session)
+        except SpecdraftError:
+            if self._is_ending:  # as above
+                raise draining() from None
+            raise
+        return session
 
     def _call(self, request: Message, context: grpc.ServicerContext) -> Message:
         parts = self._ready()
@@ -336,7 +342,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         if answer is None:
             raise Ended
         response = answer.encode()
-        if isinstance(request, pb.ProposeRequest | pb.CatchupRequest):
+        if isinstance(request, _WRITES):
             parts.metrics.stage("reply", self._clock() - answer.finished_at)
         return response
 
