@@ -119,7 +119,7 @@ def plan_write(ledger: Ledger, operation: Write) -> PlannedWrite | Answer:
     verified = sequence.verified(wish.first_key, wish.verified_tokens)
     _check(ledger, sequence, verified, wish)
     rows = verified.written(wish.first_key, len(wish.tokens))
-    row_begin = verified.below(wish.first_key).row_count
+    row_begin = rows.row_count - len(wish.tokens)
     drafts = operation.drafts
     num_wanted = drafts.num_drafts if drafts else 0
     num_drafts, limit, replaced = _take_pages(ledger, sequence, row_begin, rows, num_wanted)

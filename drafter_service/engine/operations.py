@@ -362,7 +362,7 @@ class Call:
         self.deadline = deadline
         self._outcomes: list[Outcome | None] = [None] * len(operations)
         self._num_open = len(operations)
-        self._joined: set[int] = set()
+        self._joined: tuple[int, ...] = ()
         self._lock = threading.Lock()
         self._on_done = on_done
 
@@ -377,7 +377,7 @@ class Call:
 
     def join(self, index: int) -> None:
         """Operation `index` is the retry of one in flight, whose outcome it will get."""
-        self._joined.add(index)
+        self._joined += (index,)
 
     def finish(self, index: int, outcome: Outcome) -> None:
         """Gives the outcome of operation `index`."""

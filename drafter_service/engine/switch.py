@@ -28,7 +28,6 @@ class RunnerSwitch:
     def __init__(self, runners: Mapping[RunnerKind, Runner], kind: RunnerKind, loss: DeviceLoss) -> None:
         self._runners = runners
         self._loss = loss
-        self._runner = runners[kind]
         self.kind = kind
 
     @property
@@ -39,7 +38,6 @@ class RunnerSwitch:
     def use(self, kind: RunnerKind) -> RunnerKind:
         """Chooses the runner from the next batch on; returns the one before."""
         before, self.kind = self.kind, kind
-        self._runner = self._runners[kind]
         return before
 
     def run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
@@ -47,7 +45,7 @@ class RunnerSwitch:
         if self._loss.is_lost:
             raise device_lost()
         try:
-            return self._runner.run(entries)
+            return self._runners[self.kind].run(entries)
         except Exception as error:
             if self._loss.seen(error):
                 raise device_lost() from error

@@ -21,7 +21,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 FEW_ELEMENTS = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PackedRows:
     """A round's few rows, private and checked, not a tensor yet: whoever runs the batch wakes torch up, once.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,17 @@ from specdraft.v1 import drafter_pb2 as pb
 
 if TYPE_CHECKING:
     pass
+
+_NUMBERED = (
+    pb.ProposeEntry,
+    pb.CatchupEntry,
+    pb.TruncateRequest,
+    pb.CloseSequenceRequest,
+    pb.TakeKVRequest,
+    pb.InstallKVRequest,
+)
+_NAMES: Mapping[type[Message], bytes] = {kind: kind.DESCRIPTOR.name.encode() + b"\0" for kind in _NUMBERED}
+"""With its type: a `TakeKV` and a `Truncate` of everything, for example, have the same bytes."""
 
 LABEL_MAX_BYTES = 64
 OPEN_ID_BYTES = 16
@@ -221,30 +232,30 @@ class Decoder:
     def _deferred(
         self, session: Session, entry: pb.CatchupEntry | pb.ProposeEntry, limit: int
     ) -> ops.WriteWish | SpecdraftError:
+        pairs = entry.pairs
+        tokens, ref = tuple(pairs.tokens), pairs.hiddens
         try:
-            pairs = entry.pairs
-            self._check_tokens(pairs, limit)
-            hiddens = read_hiddens(session, pairs.hiddens, self._facts.head.dtype)
+            self._check_tokens(pairs, tokens, ref.row_count, limit)
+            hiddens = read_hiddens(session, ref, self._facts.head.dtype)
         except SpecdraftError as error:
             return error
         return ops.WriteWish(
             pairs.first_key,
-            tuple(pairs.tokens),
+            tokens,
             hiddens,
             pairs.allow_gap,
             _accepted(entry),
             tuple(pairs.verified_tokens),
         )
 
-    def _check_tokens(self, pairs: pb.Pairs, limit: int) -> None:
+    def _check_tokens(self, pairs: pb.Pairs, tokens: tuple[int, ...], rows: int, limit: int) -> None:
         if pairs.first_key < 0:
             raise invalid_field("pairs.first_key", pairs.first_key, "0 or more")
         if pairs.rope_positions:
             raise not_implemented("Pairs.rope_positions")
         if pairs.HasField("embeddings"):
             raise not_implemented("Pairs.embeddings")
-        tokens = pairs.tokens
-        count, rows = len(tokens), pairs.hiddens.row_count
+        count = len(tokens)
         if count == 0 or count != rows:
             raise make_error(
                 Reason.PAIR_COUNT_MISMATCH, f"{count} tokens and {rows} hidden rows", tokens=count, rows=rows
@@ -268,8 +279,7 @@ def _single(operation: ops.Operation) -> Decoded:
 
 def digest_of(message: Message) -> bytes:
     """Tells a retry from a re-used number."""
-    # With its type: a `TakeKV` and a `Truncate` of everything, for example, have the same bytes.
-    typed = message.DESCRIPTOR.name.encode() + b"\0" + message.SerializeToString(deterministic=True)
+    typed = _NAMES[type(message)] + message.SerializeToString(deterministic=True)
     return hashlib.blake2b(typed, digest_size=16).digest()
 
 

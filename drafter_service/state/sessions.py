@@ -190,4 +190,4 @@ class SessionTable:
 
 def _hashed(token: bytes) -> bytes:
     # Found by its hash, so that looking a token up takes no time that depends on how much of it was guessed.
-    return hashlib.sha256(token).digest()
+    return hashlib.blake2b(token, digest_size=32).digest()

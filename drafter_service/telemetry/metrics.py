@@ -179,7 +179,7 @@ class Metrics:
 
     def round_unjudged(self) -> None:
         """A round ended without saying what was accepted."""
-        self._unjudged.inc()
+        self._note(self._unjudged.inc, 1)
 
     def gap(self, outcome: str) -> None:
         """A write left a gap: "refused", or "declared" and carried out."""

@@ -33,8 +33,8 @@ class Scripted:
 
     def begin(self, session, request, deadline, on_done, parent=None) -> None:
         how = request.entries[0].sequence_id
-        encode = self.fail if how == b"broken" else pb.ProposeResponse
-        answer = partial(on_done, Answerable(encode, time.monotonic()))
+        fill = self.fail if how == b"broken" else pb.ProposeResponse.SetInParent
+        answer = partial(on_done, Answerable(fill, time.monotonic()))
         if how == b"later":
             self.later = answer
         elif how == b"elsewhere":
@@ -61,7 +61,7 @@ class Scripted:
         self.is_committing = False
 
     @staticmethod
-    def fail():
+    def fail(_):
         raise RuntimeError("no memory")
 
 
