@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from drafter_service.state import KeySpan, SequenceView
 from drafter_service.state.values import value
@@ -371,8 +371,10 @@ class Call:
         """Whether an operation has no outcome yet."""
         return self._num_open > 0
 
-    def open_indices(self) -> list[int]:
+    def open_indices(self) -> Sequence[int]:
         """The operations that have no outcome yet and wait for none that is in flight already."""
+        if self._num_open == len(self._outcomes) and not self._joined:
+            return range(self._num_open)
         return [index for index, outcome in enumerate(self._outcomes) if outcome is None and index not in self._joined]
 
     def join(self, index: int) -> None:
@@ -387,4 +389,4 @@ class Call:
             self._num_open -= 1
             is_done = self._num_open == 0
         if is_done:
-            self._on_done([outcome for outcome in self._outcomes if outcome is not None])
+            self._on_done(cast("list[Outcome]", self._outcomes))  # none is missing any more

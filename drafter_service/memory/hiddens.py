@@ -18,6 +18,9 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 """Element types of hidden rows, by the name used in the handshake."""
 
 
+ITEM_BYTES: Mapping[str, int] = MappingProxyType({name: dtype.itemsize for name, dtype in DTYPES.items()})
+"""Bytes of an element."""
+
 FEW_ELEMENTS = 1024
 
 

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
@@ -47,8 +47,8 @@ class Decoded:
         refused: by index, why; the engine never sees these.
     """
 
-    operations: list[ops.Operation] = field(default_factory=list)
-    refused: dict[int, SpecdraftError] = field(default_factory=dict)
+    operations: list[ops.Operation]
+    refused: dict[int, SpecdraftError]
 
 
 class Decoder:
@@ -213,7 +213,7 @@ class Decoder:
             raise make_error(
                 Reason.BATCH_TOO_LARGE, f"{len(entries)} entries; at most {limit}", entries=len(entries), limit=limit
             )
-        decoded = Decoded()
+        decoded = Decoded([], {})
         if len(entries) == 1:
             return decoded
         counts = Counter(entry.sequence_id for entry in entries)
@@ -274,7 +274,7 @@ class Decoder:
 
 
 def _single(operation: ops.Operation) -> Decoded:
-    return Decoded([operation])
+    return Decoded([operation], {})
 
 
 def digest_of(message: Message) -> bytes:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from drafter_service.memory import CudaArena, SharedArena
-from drafter_service.memory.hiddens import DTYPES, PackedRows, hidden_rows
+from drafter_service.memory.hiddens import ITEM_BYTES, PackedRows, hidden_rows
 from drafter_service.memory.regions import RegionTable
 from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Session
@@ -42,7 +42,7 @@ def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -
             expected=expected,
         )
     width = session.agreement.hidden_width
-    row_bytes = width * DTYPES[expected].itemsize
+    row_bytes = width * ITEM_BYTES[expected]
     place = ref.WhichOneof("memory")
     if place == "inline":
         data: bytes | bytearray = _inline_rows(ref, row_bytes)

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -215,7 +216,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         parts = self._ready()
         session = self._session(context)
         parent = parts.parent_in(context)
-        drive = Drive(parts.calls, lambda: self._renewed(session), parts.metrics, self._clock, send=send, parent=parent)
+        drive = Drive(
+            parts.calls, partial(self._renewed, session), parts.metrics, self._clock, send=send, parent=parent
+        )
         with self._lock:
             if self._is_ending:
                 raise draining()
