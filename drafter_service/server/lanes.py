@@ -213,7 +213,7 @@ class LaneCalls:
         )
 
     def begin(
-        self, session: Session, request: pb.ProposeRequest, on_done: Callable[[Callable[[], Message]], None]
+        self, session: Session, request: pb.ProposeRequest, on_done: Callable[[Callable[[Message], None]], None]
     ) -> None:
         """`Propose` with a ticket. Raises what is wrong with it as a whole; the lane is over then."""
         if not isinstance(session.lanes, SessionLanes):
@@ -224,7 +224,7 @@ class LaneCalls:
         timeout_s = min(ticket.ready_timeout_ms / 1000 or limit_s, limit_s)
         if not request.entries:
             self.desk.begin_proof(context, ticket.ticket, timeout_s)
-            on_done(pb.ProposeResponse)
+            on_done(lambda _: None)
             return
         try:
             writes = self._decoded(session, request)
@@ -234,7 +234,7 @@ class LaneCalls:
             raise error from None
 
         def finish(results: Results) -> None:
-            on_done(lambda: pb.ProposeResponse(results=[pb.ProposeResult(status=entry_status(one)) for one in results]))
+            on_done(lambda response: response.CopyFrom(_response(results)))
 
         self.desk.begin(context, ticket.ticket, timeout_s, writes, finish)
 
@@ -263,6 +263,10 @@ class LaneCalls:
             if len(set(values)) < len(values):
                 raise make_error(Reason.DUPLICATE_SEQUENCE, f"a {name} stands more than once in this call")
         return [_lane_write(session, arena, entry) for entry in request.entries]
+
+
+def _response(results: Results) -> pb.ProposeResponse:
+    return pb.ProposeResponse(results=[pb.ProposeResult(status=entry_status(one)) for one in results])
 
 
 def _must_go(device: torch.device) -> list[int]:
