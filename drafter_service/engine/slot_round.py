@@ -24,8 +24,8 @@ from drafter_kernels.slot_exchange import (
     leave_slots,
     take_slots,
 )
+from drafter_service.engine.captures import capture
 from drafter_service.engine.forwards import Forward, GraphMemory, make_forward, new_graph_memory
-from drafter_service.engine.graph_runner import capture
 from drafter_service.engine.operations import Stop
 from drafter_service.engine.round_core import Round, RoundShape, make_inputs
 from drafter_service.engine.twins import HostTwin, Sizes, Twins
