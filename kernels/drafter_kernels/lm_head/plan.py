@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -20,10 +20,10 @@ MAX_ROWS: Final = 64
 # Gluon promises nothing from one version of Triton to the next.
 _TRITON_OF_GLUON: Final = "3.6."
 _HOPPER_MULTIPROCESSORS: Final = 132
-# As many as 128 registers a thread allow on a multiprocessor.
-_ALL_WARPS: Final = 16
 # Columns (in words) whose x fits the registers of a warp, and the least that a warp reads at once.
 _VECTOR_WORDS: Final = (128, 256, 512)
+# As many as 128 registers a thread allow on a multiprocessor.
+_ALL_WARPS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,16 @@ class HopperPlan(LmHeadPlan):
         """The same where masks take registers that 16 warps on a multiprocessor do not have: there it is 12."""
         if not self.is_vector or self.num_warps < _ALL_WARPS:
             return self
-        rows, warps = self.block_rows // 4, self.num_warps // 4
-        return replace(self, block_rows=rows, num_warps=warps, programs=3 * self.programs, max_registers=168)
+        return HopperPlan(
+            self.block_rows // 4,
+            self.block_columns,
+            self.num_warps // 4,
+            self.num_stages,
+            is_vector=True,
+            overlaps=self.overlaps,
+            programs=3 * self.programs,
+            max_registers=168,
+        )
 
 
 def plan_lm_head(weight: LmHeadWeight, batch: int) -> LmHeadPlan:
