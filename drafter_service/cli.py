@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -261,6 +262,7 @@ def _serve(flags: argparse.Namespace) -> int:
         _log.info("%s: ended before it was ready", stop.why)
         return 0
     try:
+        _keep_what_was_loaded()
         _say_where(addresses, config)
         while not stop.given.wait(LOOK_S) and not service.has_failed:
             pass
@@ -275,6 +277,12 @@ def _serve(flags: argparse.Namespace) -> int:
         os._exit(EXIT_FAILED)
     _log.info("ended")
     return _failed(failure, EXIT_FAILED) if failure else 0
+
+
+def _keep_what_was_loaded() -> None:
+    """A full collection of garbage stops every thread while it looks at all that was loaded: from now on at none."""
+    gc.collect()
+    gc.freeze()
 
 
 class _Stop:

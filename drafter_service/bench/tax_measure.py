@@ -21,14 +21,15 @@ import torch
 
 from drafter_service.bench.echo import Echo, request_of
 from drafter_service.bench.tax_steps import Parties, Steps
-from drafter_service.bench.tax_target import NUM_CONTEXT_ROWS, Device, OwnRound, Verify, make_own_round
+from drafter_service.bench.tax_target import MAX_POSITION, NUM_CONTEXT_ROWS, Device, OwnRound, Verify, make_own_round
 from drafter_service.bench.tiny_head import DENSE_4096, TINY, HeadSize, write_head
 from drafter_service.config import MIB, ServiceConfig
 from drafter_service.server.process import ServiceProcess
 from specdraft import Client, ClientGpu
 from specdraft.memory.simulated import SimulatedDriver
 
-MAX_POSITION = 512
+REST_S = 3e-3
+"""Between steps: longer than it takes to look at what a round left."""
 
 CHECK_VERIFY_MS = 0.2
 """The verify of rounds that are only checked: short, so that a round that reads too early has the best chance to."""
@@ -147,32 +148,50 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _turns(steps: Steps, run: TaxRun, tell: Callable[[str], None], verify_ms: float) -> dict[str, float]:
-    """The kinds take turns; the difference is taken turn by turn, and its median told."""
-    kinds: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "single": (steps.single, _nothing),
+    """Every kind beside the one-process step, step by step; their difference is taken turn by turn, its median told.
+
+    A GPU's speed hangs on how much it has done in the tenths of a second before: so kinds do not take turns of many
+    steps, and all begin after an equal rest.
+    """
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "early": (steps.early, steps.check),
         "late": (steps.late, _nothing),
     }
-    for kind in kinds.values():
-        _times(*kind, count=max(run.num_steps // 10, 3))
-    p50s: dict[str, list[float]] = {name: [] for name in kinds}
-    everything: dict[str, list[float]] = {name: [] for name in kinds}
+    added: dict[str, list[float]] = {name: [] for name in pairs}
+    single: dict[str, list[float]] = {name: [] for name in pairs}
+    other: dict[str, list[float]] = {name: [] for name in pairs}
+    for pair in pairs.values():
+        _beside(steps.single, *pair, count=max(run.num_steps // 10, 3))
     for turn in range(run.num_turns):
         tell(f"verify {verify_ms:g} ms, turn {turn + 1}/{run.num_turns}")
-        for name, kind in kinds.items():
-            times = _times(*kind, count=run.num_steps)
-            p50s[name].append(_p50(times))
-            everything[name] += times
-    single = p50s["single"]
-    added = {name: [two - one for two, one in zip(p50s[name], single, strict=True)] for name in ("early", "late")}
+        for name, pair in pairs.items():
+            ones, others = _beside(steps.single, *pair, count=run.num_steps)
+            added[name].append(_p50(others) - _p50(ones))
+            single[name] += ones
+            other[name] += others
     return {
-        "single_us_p50": round(statistics.median(single), 1),
+        "single_us_p50": _p50(single["early"]),
         "early_added_us_p50": round(statistics.median(added["early"]), 1),
         "early_added_us_spread": round(max(added["early"]) - min(added["early"]), 1),
         "late_added_us_p50": round(statistics.median(added["late"]), 1),
-        "single_us_p99": _p99(everything["single"]),
-        "early_us_p99": _p99(everything["early"]),
+        "single_us_p99": _p99(single["early"]),
+        "early_us_p99": _p99(other["early"]),
     }
+
+
+def _beside(
+    single: Callable[[], object], call: Callable[[], object], afterwards: Callable[[], object], *, count: int
+) -> tuple[list[float], list[float]]:
+    """Times of both kinds of step, one of each in turn, each after a rest of the same length."""
+    ones: list[float] = []
+    others: list[float] = []
+    for _ in range(count):
+        for step, behind, measured in ((single, _nothing, ones), (call, afterwards, others)):
+            measured.extend(_times(step, count=1))
+            over = time.perf_counter() + REST_S
+            behind()
+            time.sleep(max(over - time.perf_counter(), 0.0))
+    return ones, others
 
 
 def _check(steps: Steps, count: int) -> None:

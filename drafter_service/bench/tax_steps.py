@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from drafter_service.bench.tax_target import (
+    MAX_POSITION,
     NUM_CONTEXT_ROWS,
+    NUM_PAIRS,
     Device,
     OwnRound,
     Verify,
@@ -93,6 +95,8 @@ class Steps:
         self._verify = verify
         self._slot = slot
         self._sequence = parties.context(parties.client)
+        self._other = parties.context(parties.client)
+        self._other_key = NUM_CONTEXT_ROWS
         self._lane: Lane = parties.client.open_lane(self._device.stream)
         self._early: tuple[EarlyRound, Variant] | None = None
         self.host_us: list[float] = []
@@ -136,13 +140,18 @@ class Steps:
         self._device.synchronize()
 
     def host_result(self) -> None:
-        """A host-synchronised Propose over Drive, with rows in GPU memory."""
-        self._sequence.propose(NUM_CONTEXT_ROWS, pair_tokens(0), self._rows, self._parties.num_drafts)
+        """A host-synchronised Propose over Drive, with rows in GPU memory, of a sequence that grows as it goes."""
+        if self._other_key + NUM_PAIRS + self._parties.num_drafts > MAX_POSITION:
+            self._other.truncate(NUM_CONTEXT_ROWS)
+            self._other_key = NUM_CONTEXT_ROWS
+        self._other.propose(self._other_key, pair_tokens(0), self._rows, self._parties.num_drafts)
+        self._other_key += NUM_PAIRS
 
     def close(self) -> None:
         """Gives lane and sequence back."""
         self._lane.close()
         self._sequence.close()
+        self._other.close()
 
     def _round(self, variant: Variant) -> EarlyRound:
         inputs = variant.inputs

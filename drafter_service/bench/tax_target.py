@@ -32,6 +32,10 @@ PAGE_ROWS = 16
 NUM_CONTEXT_ROWS = 64
 """Rows of the sequence; every round writes its pairs behind them again, so that all rounds cost the same."""
 
+MAX_POSITION = 512
+NUM_PAGES = MAX_POSITION // PAGE_ROWS + 1
+"""Of the longest sequence, here as in the service: into how many parts attention is cut hangs on it."""
+
 NUM_PAIRS = 2
 NUMBERS = StatusNumbers(44, 4, 3, 11, 20, 60, 70, 110)
 
@@ -167,7 +171,7 @@ def make_own_round(checkpoint: Path, device: Device, num_drafts: int, dtype: str
     """Loads the head into this process and captures its round."""
     torch_device = device.torch_device
     head = load_head(checkpoint, device=torch_device)
-    pool, shape = _pool(head), RoundShape(1, num_drafts + 1, num_drafts, 8)
+    pool, shape = _pool(head), RoundShape(1, num_drafts + 1, num_drafts, NUM_PAGES)
     width = head.config.hidden_width
     item = getattr(torch, dtype)
     wish = ArenaWish(1, num_drafts, width * item.itemsize, width * item.itemsize, head.config.vocab_size, 0, False)
@@ -203,15 +207,15 @@ def _fill(inputs: SlotInputs, num_drafts: int) -> None:
         ("op", 1),
         ("planned", num_drafts),
         ("planned_stop", Stop.COMPLETE.value),
-        ("max_keys", 8 * PAGE_ROWS),
-        ("num_rows_max", 8 * PAGE_ROWS),
+        ("max_keys", MAX_POSITION),
+        ("num_rows_max", MAX_POSITION),
     ):
         getattr(inputs, name).fill_(value)
     inputs.is_real.fill_(value=True)
-    inputs.page_table.copy_(torch.arange(8)[None])
+    inputs.page_table.copy_(torch.arange(NUM_PAGES)[None])
 
 
 def _pool(head: MtpHead) -> KvPool:
     layout = head.kv_layout()
     shape = PoolShape(layout.num_layers, PAGE_ROWS, layout.num_kv_heads, layout.head_dim, layout.dtype)
-    return KvPool(shape, 8, head.device)
+    return KvPool(shape, NUM_PAGES, head.device)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 
 class Arrivals:
-    """Counts the calls between their arrival and their submission."""
+    """Counts the calls between their arrival and their submission: each is decoded in a `with` block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -17,16 +16,13 @@ class Arrivals:
     def __bool__(self) -> bool:
         return self._count > 0
 
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """One call is being decoded."""
+    def __enter__(self) -> None:
         with self._lock:
             self._count += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._count -= 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
 
 
 def is_one_missing(seen_at: Mapping[bytes, float], is_here: Callable[[bytes], bool], window_s: float) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from drafter_service.engine.ledger import Ledger, accept, accept_failure, replayed
 from drafter_service.engine.operations import Answer, DraftWish, Stop, Write, WriteWish, Written
 from drafter_service.engine.vault import require_pages
 from drafter_service.state import Round, Rows, Sequence
+from drafter_service.state.values import value
 from specdraft.errors import Reason, SpecdraftError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from drafter_service.memory.hiddens import PackedRows
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunEntry:
     """What the device has to do for one sequence.
 
@@ -60,7 +60,7 @@ class RunEntry:
         return self.num_drafts if self.keeps_drafts else max(self.num_drafts - 1, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunResult:
     """What the device made of it.
 
@@ -83,7 +83,7 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PlannedWrite:
     """A write that fits: pages are taken, nothing else has changed.
 
@@ -107,11 +107,6 @@ class PlannedWrite:
     limit: Stop
     replaced: dict[int, int]
 
-    @property
-    def drafts(self) -> DraftWish | None:
-        """How to draft; None = a catch-up."""
-        return self.operation.drafts
-
 
 def plan_write(ledger: Ledger, operation: Write) -> PlannedWrite | Answer:
     """Plans a write, or returns the stored answer of a retry. Raises SpecdraftError, having changed nothing."""
@@ -124,8 +119,9 @@ def plan_write(ledger: Ledger, operation: Write) -> PlannedWrite | Answer:
     verified = sequence.verified(wish.first_key, wish.verified_tokens)
     _check(ledger, sequence, verified, wish)
     rows = verified.written(wish.first_key, len(wish.tokens))
-    row_begin = verified.below(wish.first_key).row_count
-    num_wanted = operation.drafts.num_drafts if operation.drafts else 0
+    row_begin = rows.row_count - len(wish.tokens)
+    drafts = operation.drafts
+    num_wanted = drafts.num_drafts if drafts else 0
     num_drafts, limit, replaced = _take_pages(ledger, sequence, row_begin, rows, num_wanted)
     entry = RunEntry(
         pages=sequence.pages,
@@ -135,14 +131,14 @@ def plan_write(ledger: Ledger, operation: Write) -> PlannedWrite | Answer:
         tokens=wish.tokens,
         hiddens=wish.hiddens,
         num_drafts=num_drafts,
-        min_logprob=operation.drafts.min_logprob if operation.drafts else None,
-        masks=operation.drafts.masks if operation.drafts else None,
+        min_logprob=drafts.min_logprob if drafts else None,
+        masks=drafts.masks if drafts else None,
         keeps_drafts=sequence.keeps_drafts,
     )
     return PlannedWrite(operation, sequence, wish, verified, rows, entry, limit, replaced)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RoundCost:
     """What a round costs, in seconds.
 
@@ -155,33 +151,31 @@ class RoundCost:
     verify_s: float
 
 
-def commit(ledger: Ledger, planned: PlannedWrite, result: RunResult, cost: RoundCost) -> Answer:
-    """Enters a write that was run."""
-    sequence, wish = planned.sequence, planned.wish
+def commit(ledger: Ledger, planned: PlannedWrite, result: RunResult, cost: RoundCost | None) -> Answer:
+    """Enters a write that was run; `cost` is needed where a number of drafts is to be recommended."""
+    sequence, wish, drafts = planned.sequence, planned.wish, planned.operation.drafts
     told_from = wish.first_key - len(wish.verified_tokens)
     ledger.judge(sequence, told_from, wish.verified_tokens + wish.tokens, wish.accepted_drafts)
-    if planned.verified.gap_before(wish.first_key) is not None:
+    if wish.allow_gap and planned.verified.gap_before(wish.first_key) is not None:
         ledger.observer.gap("declared")
-    ledger.observer.draft_rows_kept(planned.verified.row_count - sequence.rows.row_count)
-    sequence.adopt_drafts(planned.verified)
-    sequence.drop_rows(wish.first_key)
-    sequence.rows = planned.rows
-    if sequence.keeps_drafts:
-        sequence.draft_rows = result.drafts
-    ledger.allocator.release(planned.replaced.values())
+    if planned.verified is not sequence.rows:
+        ledger.observer.draft_rows_kept(planned.verified.row_count - sequence.rows.row_count)
+        sequence.adopt_drafts(planned.verified)
+    sequence.take_rows(planned.rows, wish.first_key, result.drafts if sequence.keeps_drafts else ())
+    if planned.replaced:
+        ledger.allocator.release(planned.replaced.values())
     ledger.settle(sequence)
     if result.drafts:
         sequence.last_round = Round(planned.rows.last_key + 1, result.drafts)
-    stop = (result.stop or planned.limit) if planned.drafts else None
+    stop = (result.stop or planned.limit) if drafts else None
     sequence.last_op = planned.operation.op  # the view tells it
-    answer = Written(sequence.view(), result.drafts, result.logprobs, stop, _recommended(planned, cost))
+    recommended = None if cost is None or drafts is None else _recommended(sequence, drafts, cost)
+    answer = Written(sequence.view(), result.drafts, result.logprobs, stop, recommended)
     return accept(sequence, planned.operation, answer)
 
 
-def _recommended(planned: PlannedWrite, cost: RoundCost) -> int | None:
-    if planned.drafts is None or not planned.drafts.recommend:
-        return None
-    advice, most = planned.sequence.advice, planned.drafts.max_drafts
+def _recommended(sequence: Sequence, drafts: DraftWish, cost: RoundCost) -> int:
+    advice, most = sequence.advice, drafts.max_drafts
     if advice is None or cost.verify_s <= 0:
         return most
     return advice.best_count(most, cost.draft_s, cost.verify_s)

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+WARM_UPS = 2
+"""Eager runs before a capture: libraries allocate and choose kernels on their first calls."""
+
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
@@ -52,3 +55,21 @@ def captured(work: Callable[[], object], device: torch.device, graph_memory: Any
         finally:
             graph.capture_end()
     return CapturedWork(graph, work)
+
+
+def capture(
+    run: Callable[[], Any], device: torch.device, graph_memory: Any, warm: Callable[[], Any] | None = None
+) -> Callable[[], Any]:
+    """What runs `run` again: a CUDA graph on a GPU, the same operations one by one on a CPU.
+
+    `graph_memory` is PyTorch's, shared by rounds of which never two run at once. `warm` runs before instead of `run`.
+    """
+    if device.type != "cuda":
+        return run
+    stream = capture_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            (warm or run)()
+    stream.synchronize()
+    return captured(run, device, graph_memory)

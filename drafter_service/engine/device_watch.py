@@ -45,6 +45,7 @@ class DeviceWatch:
         self._clock = clock
         self._runner = runner
         self._device = device
+        self._is_cpu = device.type == "cpu"
         self._on_fault = on_fault
         self._on_lost = on_lost
 
@@ -52,6 +53,8 @@ class DeviceWatch:
         """As the runner's own."""
         began = self._clock()
         try:
+            if self._is_cpu:
+                return self._runner.run(entries)
             with on_device(self._device):
                 return self._runner.run(entries)
         except RuntimeError as error:

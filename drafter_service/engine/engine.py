@@ -14,7 +14,7 @@ from drafter_service.engine.arrivals import Arrivals, is_one_missing
 from drafter_service.engine.batch import PlannedWrite, RoundCost, Runner, RunResult, commit, fail, plan_write
 from drafter_service.engine.in_flight import Entry, InFlight, Key, Tag
 from drafter_service.engine.ledger import Ledger
-from drafter_service.engine.operations import Answer, Call, Operation, Outcome, Refusal, Write
+from drafter_service.engine.operations import Answer, Call, DraftWish, Operation, Outcome, Refusal, Stop, Write
 from drafter_service.engine.scheduler import Job, Scheduler
 from drafter_service.state import SequenceView
 from specdraft.errors import Reason, SpecdraftError, make_error
@@ -40,6 +40,8 @@ IN_VAIN_SHARE = 0.06
 
 YIELD_S = 50e-6
 """How long the decoding threads are let run in between."""
+
+STOP_NAMES = {stop: stop.name for stop in Stop}
 
 IDLE_BEAT_S = 0.5
 """The heartbeat of an idle engine."""
@@ -133,11 +135,14 @@ class Engine:
 
     def accept(self, call: Call) -> None:
         """As `submit`, but nothing happens before `work`, which the same thread has to call next."""
+        is_new = False
         for index in call.open_indices():
             operation = call.operations[index]
-            if isinstance(operation, Write) and self._enter(operation, call, index) is Entry.FULL:
+            entry = self._enter(operation, call, index) if isinstance(operation, Write) else Entry.NEW
+            if entry is Entry.FULL:
                 call.finish(index, Refusal(self._too_many(), None))
-        if not call.open_indices():
+            is_new = is_new or entry is Entry.NEW
+        if not is_new:
             return
         with self._submit_lock:
             if not self._stopping:
@@ -228,13 +233,13 @@ class Engine:
 
     def _take_along(self) -> None:
         """Takes in the calls that are just being decoded, if a batch is about to run."""
-        if not self._scheduler.has_writes:
+        most = self._num_glances()
+        if not (most or self.arrivals) or not self._scheduler.has_writes:
             return
         patience = min(TAKE_ALONG_SHARE * self._batch_s, TAKE_ALONG_S)
         until = self._clock() + patience
         # Where other sessions have written lately, glances whether they are at the door, until a few in a row have
         # found nobody: Python shows it only to those who let go of the interpreter.
-        most = self._num_glances()
         most = glances = most if most and self._others_are_about() else 0
         while self._is_open and (glances or self.arrivals) and self._clock() < until:
             num_waiting = len(self._scheduler)
@@ -257,15 +262,12 @@ class Engine:
 
     def _take_in(self) -> None:
         """Moves everything that has arrived to the scheduler."""
-        try:
-            while True:
-                call = self._inbox.get_nowait()
-                if call is None:
-                    self._is_open = False
-                else:
-                    self._scheduler.add(call)
-        except queue.Empty:
-            return
+        while not self._inbox.empty():  # only who has the turn takes from it
+            call = self._inbox.get_nowait()
+            if call is None:
+                self._is_open = False
+            else:
+                self._scheduler.add(call)
 
     def _step(self) -> None:
         step = self._scheduler.next_step()
@@ -301,13 +303,15 @@ class Engine:
             _log.exception("a batch of %d failed", len(planned))
             self._run_apart(planned)
             return
-        num_rows = sum(len(plan.entry.tokens) for _, plan in planned)
+        num_rows = num_steps = 0
+        for _, plan in planned:
+            num_rows += len(plan.entry.tokens)
+            num_steps = max(num_steps, plan.entry.num_drafts)
         seconds = self._clock() - began
         self._batch_s += DRAFT_SHARE * (seconds - self._batch_s)
         if self._num_glances():
             self._seen_at.update((job.operation.session_id, job.call.submitted_at) for job, _ in planned)
         self._observer.batch_run(len(planned), num_rows, seconds)
-        num_steps = max(plan.entry.num_drafts for _, plan in planned)
         if num_steps:
             self._draft_s += DRAFT_SHARE * (seconds / num_steps - self._draft_s)
         self.is_committing = True
@@ -332,14 +336,16 @@ class Engine:
                 self._commit(job, plan, result)
 
     def _commit(self, job: Job, plan: PlannedWrite, result: RunResult) -> None:
-        answer = commit(self.ledger, plan, result, self._cost(job, plan))
+        drafts = plan.operation.drafts
+        cost = self._cost(job, plan, drafts) if drafts is not None and drafts.recommend else None
+        answer = commit(self.ledger, plan, result, cost)
         plan.sequence.answered_at = self._clock()
-        stop = (result.stop or plan.limit).name if plan.drafts else None
+        stop = None if drafts is None else STOP_NAMES[result.stop or plan.limit]
         self._observer.write_done(len(result.drafts), stop)
         self._finish(job, answer)
 
-    def _cost(self, job: Job, plan: PlannedWrite) -> RoundCost:
-        told = plan.drafts.verify_s if plan.drafts else None
+    def _cost(self, job: Job, plan: PlannedWrite, drafts: DraftWish) -> RoundCost:
+        told = drafts.verify_s
         answered_at = plan.sequence.answered_at
         since_answer = job.call.submitted_at - answered_at if answered_at else 0.0
         return RoundCost(self._draft_s, since_answer if told is None else told)

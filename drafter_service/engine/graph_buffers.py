@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 import torch
@@ -38,6 +38,7 @@ class BatchBuffers:
         self._device, self._batch, self._pairs = device, batch, pairs
         self._given = Twins(_given(batch, pairs, drafts, short_pages), device)
         self._left = Twins(_left(batch, drafts), device)
+        self._from_host, self._to_host = self._given.new_host(), self._left.new_host(for_reading=True)
         self.state = ChainState(**self._left.device)
         width = head.config.hidden_width
         self._hiddens = torch.zeros(batch, pairs, width, dtype=head.dtype, device=device)
@@ -63,15 +64,15 @@ class BatchBuffers:
 
     def empty(self) -> None:
         """A batch without entries."""
-        for tensor in self._given.host.values():
+        for tensor in self._from_host.tensors.values():
             tensor.zero_()
-        self._given.host["pair_count"].fill_(1)
-        self._given.host["mask_rows"].fill_(-1)
-        self._given.to_device()
+        self._from_host.tensors["pair_count"].fill_(1)
+        self._from_host.tensors["mask_rows"].fill_(-1)
+        self._given.to_device(self._from_host)
 
     def fill(self, entries: Sequence[RunEntry], shape: RoundShape) -> None:
         """Puts a batch in. What an earlier batch left beyond it is of entries that are not live."""
-        views, pairs = self._given.views, self._pairs
+        views, pairs = self._from_host.views, self._pairs
         views["is_live"][:] = bytes([1] * len(entries) + [0] * (self._batch - len(entries)))
         tokens, places, count = views["tokens"], views["places"], 0
         for index, entry in enumerate(entries):
@@ -88,12 +89,15 @@ class BatchBuffers:
         self._fill_pages(entries, shape.pages)
         if shape.has_masks:
             self._fill_masks(entries)
-        self._given.to_device()
+        self._given.to_device(self._from_host)
         self._fill_hiddens(entries, count)
 
     def _fill_hiddens(self, entries: Sequence[RunEntry], count: int) -> None:
         """All rows side by side in one copy, and from there to their places."""
         rows = [tensor_of(entry.hiddens) for entry in entries]
+        if len(rows) == 1 and rows[0].device == self._device:
+            self._hiddens[0, :count].copy_(rows[0])
+            return
         if any(part.device.type != "cpu" for part in rows):
             packed = torch.cat([part.to(self._device) for part in rows])
         else:
@@ -104,7 +108,7 @@ class BatchBuffers:
         """Of a long table the columns that the longest entry has: what is beyond an entry's rows is never followed."""
         table = self._tables[num_pages]
         if table is self._given.device["page_table"]:
-            view = self._given.views["page_table"]
+            view = self._from_host.views["page_table"]
             for index, entry in enumerate(entries):
                 pages = memoryview(entry.pages)[:num_pages]
                 view[index * num_pages : index * num_pages + len(pages)] = pages
@@ -117,7 +121,7 @@ class BatchBuffers:
 
     def _fill_masks(self, entries: Sequence[RunEntry]) -> None:
         """Every mask once; a draft beyond an entry's masks has to obey the last one."""
-        rows = self._given.host["mask_rows"]
+        rows = self._from_host.tensors["mask_rows"]
         rows.fill_(-1)
         most = len(rows)
         for index, entry in enumerate(entries):
@@ -128,10 +132,10 @@ class BatchBuffers:
             self._mask_words[begin : begin + len(used)] = pack_masks(used).to(self._device)
             rows[:, index] = begin + torch.arange(most).clamp(max=len(used) - 1)
 
-    def read(self) -> dict[str, Tensor]:
+    def read(self) -> Mapping[str, Tensor]:
         """What the last round left, on the host."""
-        self._left.to_host()
-        return self._left.host
+        self._left.to_host(self._to_host)
+        return self._to_host.tensors
 
 
 def _given(batch: int, pairs: int, drafts: int, short_pages: int) -> Sizes:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
 
 from drafter_service.engine.batch import RunEntry, Runner, RunResult
-from drafter_service.engine.captures import capture_stream, captured
+from drafter_service.engine.captures import capture
 from drafter_service.engine.forwards import new_graph_memory
 from drafter_service.engine.graph_buffers import BatchBuffers
 from drafter_service.engine.operations import Stop
@@ -20,9 +20,6 @@ from drafter_service.heads import MtpHead
 from drafter_service.state.pool import KvPool
 
 _log = logging.getLogger(__name__)
-
-WARM_UPS = 2
-"""Eager runs before a capture: libraries allocate and choose kernels on their first calls."""
 
 SHORT_ROWS: Final = 2048
 """Rows up to which kernels have shapes of their own; beyond, one shape is for all lengths."""
@@ -33,24 +30,6 @@ class GraphObserver(Protocol):
 
     def graph_captured(self) -> None:
         """A graph was captured."""
-
-
-def capture(
-    run: Callable[[], Any], device: torch.device, graph_memory: Any, warm: Callable[[], Any] | None = None
-) -> Callable[[], Any]:
-    """What runs `run` again: a CUDA graph on a GPU, the same operations one by one on a CPU.
-
-    `graph_memory` is PyTorch's, shared by rounds of which never two run at once. `warm` runs before instead of `run`.
-    """
-    if device.type != "cuda":
-        return run
-    stream = capture_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
-            (warm or run)()
-    stream.synchronize()
-    return captured(run, device, graph_memory)
 
 
 def bucket(count: int, most: int) -> int:
@@ -212,7 +191,7 @@ def _powers(most: int) -> list[int]:
     return sorted({bucket(count, most) for count in range(1, most + 1)})
 
 
-def _results(outputs: dict[str, torch.Tensor], entries: Sequence[RunEntry]) -> list[RunResult]:
+def _results(outputs: Mapping[str, torch.Tensor], entries: Sequence[RunEntry]) -> list[RunResult]:
     counts, stops, broken = (outputs[name].tolist() for name in ("draft_count", "stop", "is_broken"))
     drafts, logprobs = outputs["drafts"].tolist(), outputs["logprobs"].tolist()
     if any(broken[: len(entries)]):

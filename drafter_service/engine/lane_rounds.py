@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,14 @@ from drafter_service.engine.graph_runner import bucket, table_pages
 from drafter_service.engine.lane_plan import PlannedSlot, enter_slot, plan_slot, read_mirror
 from drafter_service.engine.operations import Call, CloseSession, LaneWrite, Operation, Outcome, Task
 from drafter_service.engine.round_core import RoundShape
-from drafter_service.engine.slot_round import NUM_MIRROR_WORDS, LaunchedRound, SlotPlace, capture_slot_round
+from drafter_service.engine.slot_round import (
+    NUM_MIRROR_WORDS,
+    NUM_STATE_WORDS,
+    LaunchedRound,
+    SlotHost,
+    SlotPlace,
+    capture_slot_round,
+)
 from drafter_service.heads import MtpHead
 from drafter_service.memory.device_loss import DeviceLoss
 from drafter_service.memory.device_view import on_device
@@ -33,6 +41,9 @@ _log = logging.getLogger(__name__)
 
 Results = list[SpecdraftError | None]
 
+ENDING_S = 2.0
+"""How long the engine's last step may take before it is left alone."""
+
 FOLLOWERS_MAX = 4096
 """Sequences of a lane of which is remembered what round comes next."""
 
@@ -44,9 +55,8 @@ class _Record:
     ticket: int
     planned: list[PlannedSlot]
     indices: list[int]
-    mirror: Tensor
-    logprobs: Tensor
-    kept: list[Tensor] = field(default_factory=list)  # what the stream still copies from
+    launched: LaunchedRound
+    host: SlotHost
 
 
 @dataclass(slots=True)
@@ -78,6 +88,13 @@ class LaneContext:
         if sequence_id not in self.indices:
             self.indices[sequence_id] = self.free_indices.pop()
         return self.indices[sequence_id]
+
+    def forget(self) -> None:
+        """Lets go of host memory while the stream that used it exists: freeing pinned memory asks that stream."""
+        self.works.clear()
+        self.records.clear()
+        for launched in self.rounds.values():
+            launched.spare.clear()
 
     @property
     def nonce(self) -> Tensor:
@@ -210,7 +227,7 @@ class LaneDesk:
             raise
 
         def plan() -> None:
-            context.works[ticket] = LaneWork(_nothing, partial(_invert, context.nonce), _nothing)
+            context.works[ticket] = LaneWork(None, partial(_invert, context.nonce), _nothing)
             self._pump(context)
 
         self._later(plan)
@@ -234,6 +251,10 @@ class LaneDesk:
         """Releases what is left; the engine has ended."""
         self._release_all()
         self.watchdog.close()
+        self._engine.stop(ENDING_S)  # its last step may be about a lane
+        if not self._engine.is_at_work:
+            for context in list(self._contexts.values()):
+                context.forget()
 
     def _release_all(self) -> None:
         for lane in list(self._contexts):
@@ -266,6 +287,8 @@ class LaneDesk:
     def _plan(
         self, context: LaneContext, ticket: int, writes: Sequence[LaneWrite], on_done: Callable[[Results], None]
     ) -> None:
+        if context.lane.see():  # what the device is done with is entered first, whoever saw it first
+            self._news(context, ())
         results: Results = [None] * len(writes)
         planned: list[PlannedSlot] = []
         over: list[LaneWrite] = []
@@ -313,37 +336,17 @@ class LaneDesk:
         drafts = max(1, *(one.operation.num_drafts for one in planned))
         shape = RoundShape(bucket(len(planned), self._max_batch), context.num_pairs, drafts, pages)
         launched = self._round(context, shape)
-        staged = self._staged(shape, ticket, planned, indices, context)
-        states = [
-            (index, self._host([[one.state.begin_key, one.state.begin_row, one.state.last_key]]))
-            for one, index in zip(planned, indices, strict=True)
-            if one.state is not None
-        ]
-        mirror = self._host_like(launched.round.mirror)
-        logprobs = self._host_like(launched.round.logprobs)
-        inputs, place = launched.round.inputs, context.place
+        host = launched.take_host()
+        self._fill(host, shape, ticket, planned, indices, context)
         written = self._rows_written(context, planned)
 
-        @torch.inference_mode()
-        def prepare() -> None:
-            if written is not None:
-                written.wait()
-            for index, state in states:
-                place.states[index : index + 1].copy_(state, non_blocking=True)
-            for name, values in staged.items():
-                target = getattr(inputs, name)
-                if name == "page_table":
-                    target = target[:, : values.shape[1]]
-                target.copy_(values, non_blocking=True)
+        def run() -> None:
+            launched.round.send(host)
+            launched.launch()
 
-        @torch.inference_mode()
-        def collect() -> None:
-            mirror.copy_(launched.round.mirror, non_blocking=True)
-            logprobs.copy_(launched.round.logprobs, non_blocking=True)
-
-        context.works[ticket] = LaneWork(prepare, launched.launch, collect)
-        kept = [*staged.values(), *[state for _, state in states]]
-        context.records.append(_Record(ticket, planned, indices, mirror, logprobs, kept))
+        collect = partial(launched.round.collect, host)
+        context.works[ticket] = LaneWork(None if written is None else written.wait, run, collect)
+        context.records.append(_Record(ticket, planned, indices, launched, host))
 
     def _rows_written(self, context: LaneContext, planned: list[PlannedSlot]) -> torch.cuda.Event | None:
         """What the lane's stream has to wait for: rows that calls without tickets are still writing on theirs.
@@ -363,41 +366,42 @@ class LaneDesk:
         event: torch.cuda.Event = torch.cuda.current_stream(self._head.device).record_event()
         return event
 
-    def _staged(
-        self, shape: RoundShape, ticket: int, planned: list[PlannedSlot], indices: list[int], context: LaneContext
-    ) -> dict[str, Tensor]:
-        """The round's inputs in host memory, padded with the first entry's slot and nobody's state."""
-        padding = shape.batch - len(planned)
-        nobody = context.place.states.shape[0] - 1
-        spare = self._pool.spare_page
+    def _fill(  # noqa: PLR0917  # what a round is about
+        self,
+        host: SlotHost,
+        shape: RoundShape,
+        ticket: int,
+        planned: list[PlannedSlot],
+        indices: list[int],
+        context: LaneContext,
+    ) -> None:
+        """The round's inputs, padded with the first entry's slot and nobody's state."""
+        views, spare, nobody = host.given.views, self._pool.spare_page, context.place.states.shape[0] - 1
+        views["ticket"][0] = ticket
+        for index, one in enumerate(planned):
+            asked = one.operation
+            views["slot"][index], views["state_index"][index] = asked.slot, indices[index]
+            views["is_real"][index], views["is_told"][index] = True, one.state is not None
+            if one.state is not None:
+                told = (one.state.begin_key, one.state.begin_row, one.state.last_key)
+                views["told"][NUM_STATE_WORDS * index : NUM_STATE_WORDS * (index + 1)] = memoryview(array("q", told))
+            views["op"][index], views["planned"][index] = asked.op, one.num_drafts
+            views["planned_stop"][index], views["max_keys"][index] = one.stop.value, one.sequence.max_keys
+            views["num_rows_max"][index] = one.num_rows_max
+            views["min_logprob"][index] = -math.inf if asked.min_logprob is None else asked.min_logprob
+        for index in range(len(planned), shape.batch):
+            views["slot"][index], views["state_index"][index] = planned[0].operation.slot, nobody
+            views["is_real"][index] = False
         # Of a long table the columns that are used: what is beyond a sequence's rows is never followed.
         width = min(bucket(max(len(one.pages) for one in planned), shape.pages), shape.pages)
-        table = [[*one.pages, *[spare] * (width - len(one.pages))][:width] for one in planned]
-        asked = [one.operation for one in planned]
-        first = asked[0].slot
-        floors = [-math.inf if one.min_logprob is None else one.min_logprob for one in asked]
-        return {
-            "ticket": self._host([ticket]),
-            "slot": self._host([*[one.slot for one in asked], *[first] * padding]),
-            "state_index": self._host([*indices, *[nobody] * padding]),
-            "is_real": self._host([*[True] * len(planned), *[False] * padding]),
-            "op": self._host([*[one.op for one in asked], *[0] * padding]),
-            "planned": self._host([*[one.num_drafts for one in planned], *[0] * padding]),
-            "planned_stop": self._host([*[one.stop.value for one in planned], *[0] * padding]),
-            "max_keys": self._host([*[one.sequence.max_keys for one in planned], *[0] * padding]),
-            "num_rows_max": self._host([*[one.num_rows_max for one in planned], *[0] * padding]),
-            "page_table": self._host([*table, *[[spare] * width] * padding], torch.int32),
-            "min_logprob": self._host([*floors, *[-math.inf] * padding]),
-        }
-
-    def _host(
-        self, values: list[int] | list[bool] | list[float] | list[list[int]], dtype: torch.dtype | None = None
-    ) -> Tensor:
-        made = torch.tensor(values, dtype=dtype)
-        return made.pin_memory() if self._head.device.type == "cuda" else made
-
-    def _host_like(self, of: Tensor) -> Tensor:
-        return torch.zeros(of.shape, dtype=of.dtype, pin_memory=self._head.device.type == "cuda")
+        table = [array("i", [*one.pages, *[spare] * (width - len(one.pages))][:width]) for one in planned]
+        table += [array("i", [spare] * width)] * (shape.batch - len(planned))
+        if "page_table" not in views:
+            packed = torch.frombuffer(bytearray().join(table), dtype=torch.int32).view(shape.batch, width)
+            host.table = packed.pin_memory() if self._head.device.type == "cuda" else packed
+            return
+        for index, pages in enumerate(table):
+            views["page_table"][index * shape.pages : index * shape.pages + width] = memoryview(pages)
 
     def _round(self, context: LaneContext, shape: RoundShape) -> LaunchedRound:
         if shape not in context.rounds:
@@ -425,11 +429,13 @@ class LaneDesk:
             self._let_go(context, record)
         if context.lane.is_over and not context.records:
             self._contexts.pop(context.lane, None)
+            context.forget()
         for other in list(self._contexts.values()):
             self._pump(other)
 
     def _enter(self, context: LaneContext, record: _Record) -> None:
-        words, logprobs = record.mirror.tolist(), record.logprobs.tolist()
+        left = record.host.left.tensors
+        words, logprobs = left["mirror"].tolist(), left["logprobs"].tolist()
         for index, planned in enumerate(record.planned):
             result = read_mirror(words[index], logprobs[index], context.num_pairs, NUM_MIRROR_WORDS, self._reasons)
             try:
@@ -439,6 +445,7 @@ class LaneDesk:
         self._let_go(context, record)
 
     def _let_go(self, context: LaneContext, record: _Record) -> None:
+        record.launched.give_host(record.host)
         writes = [planned.operation for planned in record.planned]
         for planned in record.planned:
             key = planned.operation.session_id, planned.operation.sequence_id

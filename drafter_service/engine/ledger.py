@@ -66,6 +66,10 @@ class HeadIdentity:
     page_rows: int
 
 
+_VIEWING = (Written, Viewed, Taken)
+"""Answers that tell where the sequence stands."""
+
+
 class Ledger:
     """Sequences and pages.
 
@@ -128,8 +132,8 @@ class Ledger:
         """Gives back the pages that the sequence's rows do not need."""
         num_rows = sequence.rows.row_count + len(sequence.draft_rows)
         needed = max(self.num_pages_for(num_rows), sequence.reserved_pages)
-        surplus = sequence.pages[needed:]
-        if surplus:
+        if needed < len(sequence.pages):
+            surplus = sequence.pages[needed:]
             del sequence.pages[needed:]
             self.allocator.release(surplus)
 
@@ -312,7 +316,7 @@ def accept(sequence: Sequence, operation: NumberedOperation, answer: Answer) -> 
     """Makes the operation the sequence's last one and keeps its answer for retries."""
     sequence.last_op = operation.op
     sequence.last_digest = operation.digest
-    if isinstance(answer, Written | Viewed | Taken) and answer.view.last_op != operation.op:
+    if isinstance(answer, _VIEWING) and answer.view.last_op != operation.op:
         answer = replace(answer, view=sequence.view())
     sequence.last_outcome = answer
     return answer

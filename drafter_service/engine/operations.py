@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING
+from enum import IntEnum
+from typing import TYPE_CHECKING, cast
 
 from drafter_service.state import KeySpan, SequenceView
+from drafter_service.state.values import value
 from specdraft.errors import SpecdraftError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from drafter_service.memory.hiddens import PackedRows
 
 
-class Stop(Enum):
+class Stop(IntEnum):
     """Why drafting ended where it did (`StopReason` on the wire)."""
 
     COMPLETE = 1
@@ -28,7 +28,7 @@ class Stop(Enum):
     PAGES = 6
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Operation:
     """One thing to do.
 
@@ -41,7 +41,7 @@ class Operation:
     sequence_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NumberedOperation(Operation):
     """An operation that counts.
 
@@ -54,7 +54,7 @@ class NumberedOperation(Operation):
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WriteWish:
     """The pairs of a write, checked at the border.
 
@@ -75,7 +75,7 @@ class WriteWish:
     verified_tokens: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DraftWish:
     """How to draft after the write.
 
@@ -96,7 +96,7 @@ class DraftWish:
     max_drafts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Write(NumberedOperation):
     """`Catchup` (drafts is None) or `Propose`.
 
@@ -110,7 +110,7 @@ class Write(NumberedOperation):
     drafts: DraftWish | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Open(Operation):
     """`OpenSequence`; sequence_id is the id for a new one.
 
@@ -134,7 +134,7 @@ class Open(Operation):
         return self.sequence_id
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fork(Operation):
     """`ForkSequence`; sequence_id is the sequence to share from.
 
@@ -155,12 +155,12 @@ class Fork(Operation):
     keeps_drafts: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Get(Operation):
     """`GetSequence`."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Read(Operation):
     """`ReadDrafts`.
 
@@ -171,7 +171,7 @@ class Read(Operation):
     op: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Truncate(NumberedOperation):
     """`Truncate`."""
 
@@ -179,14 +179,14 @@ class Truncate(NumberedOperation):
     accepted_drafts: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Close(NumberedOperation):
     """`CloseSequence`."""
 
     accepted_drafts: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Take(NumberedOperation):
     """`TakeKV`.
 
@@ -199,7 +199,7 @@ class Take(NumberedOperation):
     label: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Install(NumberedOperation):
     """`InstallKV`; owner as for Take."""
 
@@ -209,7 +209,7 @@ class Install(NumberedOperation):
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Free(Operation):
     """`FreeKV`; sequence_id is empty, owner as for Take."""
 
@@ -217,24 +217,24 @@ class Free(Operation):
     kv_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ListCarries(Operation):
     """The carries of an owner, for `OpenSession`; sequence_id is empty."""
 
     owner: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Expire(Operation):
     """Carries whose time is over go; session_id and sequence_id are empty."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CloseSession(Operation):
     """The end of a session: all its sequences and carries; sequence_id is empty."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LaneWrite(NumberedOperation):
     """One entry of a `Propose` with a lane ticket: its pairs are in an arena slot, and only the device knows them.
 
@@ -251,14 +251,14 @@ class LaneWrite(NumberedOperation):
     accepted_drafts: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Task(Operation):
     """Something of the service's own to be done in the engine's thread; session_id and sequence_id are empty."""
 
     action: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Written:
     """Answer to a Write that worked.
 
@@ -277,7 +277,7 @@ class Written:
     recommended: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Opened:
     """Answer to Open: the sequence, and whether it is new."""
 
@@ -286,14 +286,14 @@ class Opened:
     is_new: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Viewed:
     """Answer to Get, Truncate, Install."""
 
     view: SequenceView
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CarryView:
     """A carry, as told to clients; left_ms is the time until it is given up."""
 
@@ -303,7 +303,7 @@ class CarryView:
     left_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Taken:
     """Answer to Take."""
 
@@ -311,19 +311,19 @@ class Taken:
     view: SequenceView
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Listed:
     """Answer to ListCarries, the oldest first."""
 
     carries: tuple[CarryView, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Done:
     """Answer to Close, Free, Expire, CloseSession."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refusal:
     """An operation that was refused.
 
@@ -362,17 +362,24 @@ class Call:
         self.deadline = deadline
         self._outcomes: list[Outcome | None] = [None] * len(operations)
         self._num_open = len(operations)
-        self._joined: set[int] = set()
+        self._joined: tuple[int, ...] = ()
         self._lock = threading.Lock()
         self._on_done = on_done
 
-    def open_indices(self) -> list[int]:
+    @property
+    def is_open(self) -> bool:
+        """Whether an operation has no outcome yet."""
+        return self._num_open > 0
+
+    def open_indices(self) -> Sequence[int]:
         """The operations that have no outcome yet and wait for none that is in flight already."""
+        if self._num_open == len(self._outcomes) and not self._joined:
+            return range(self._num_open)
         return [index for index, outcome in enumerate(self._outcomes) if outcome is None and index not in self._joined]
 
     def join(self, index: int) -> None:
         """Operation `index` is the retry of one in flight, whose outcome it will get."""
-        self._joined.add(index)
+        self._joined += (index,)
 
     def finish(self, index: int, outcome: Outcome) -> None:
         """Gives the outcome of operation `index`."""
@@ -382,4 +389,4 @@ class Call:
             self._num_open -= 1
             is_done = self._num_open == 0
         if is_done:
-            self._on_done([outcome for outcome in self._outcomes if outcome is not None])
+            self._on_done(cast("list[Outcome]", self._outcomes))  # none is missing any more

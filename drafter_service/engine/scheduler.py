@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 from drafter_service.engine.operations import Call, CloseSession, Operation, Write
 
 
-@dataclass(frozen=True, slots=True)
 class Job:
     """One operation of one call."""
 
-    call: Call
-    index: int
+    __slots__ = ("call", "index", "operation")
 
-    @property
-    def operation(self) -> Operation:
-        """What to do."""
-        return self.call.operations[self.index]
+    def __init__(self, call: Call, index: int) -> None:
+        self.call = call
+        self.index = index
+        self.operation: Operation = call.operations[index]
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ its own drafts and no more. Nothing here waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Final
 
 import torch
@@ -24,10 +24,11 @@ from drafter_kernels.slot_exchange import (
     leave_slots,
     take_slots,
 )
+from drafter_service.engine.captures import capture
 from drafter_service.engine.forwards import Forward, GraphMemory, make_forward, new_graph_memory
-from drafter_service.engine.graph_runner import capture
 from drafter_service.engine.operations import Stop
 from drafter_service.engine.round_core import Round, RoundShape, make_inputs
+from drafter_service.engine.twins import HostTwin, Sizes, Twins
 from drafter_service.heads import MtpHead
 from drafter_service.memory.hiddens import DTYPES
 from drafter_service.memory.layout import ArenaLayout, ArenaWish, lay_out
@@ -38,6 +39,7 @@ __all__ = [
     "NUM_MIRROR_WORDS",
     "NUM_STATE_WORDS",
     "LaunchedRound",
+    "SlotHost",
     "SlotInputs",
     "SlotPlace",
     "SlotRound",
@@ -48,6 +50,12 @@ __all__ = [
 
 NUM_STATE_WORDS: Final = 3
 """Per sequence: key and row index at which its last unbroken run of keys begins, and its last key."""
+
+TABLE_ENTRIES_MAX: Final = 16_384
+"""A page table of so many entries travels with everything else that the host says."""
+
+SPARE_HOSTS: Final = 4
+"""Runs of one round that may be under way before more host memory is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,26 +106,45 @@ class SlotPlace:
         return SlotMemory(self.arena, offsets, DTYPES[self.dtype], self.fence, self.ready, RELEASED, self.states)
 
 
-def make_slot_inputs(shape: RoundShape, device: torch.device) -> SlotInputs:
-    """Buffers of a shape."""
+def _given(shape: RoundShape) -> Sizes:
+    """What the host says about a round; a long page table travels by itself."""
+    batch, per_entry = shape.batch, (torch.int64, (shape.batch,))
+    sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "ticket": (torch.int64, (1,)),
+        "is_real": (torch.bool, (batch,)),
+        "is_told": (torch.bool, (batch,)),
+        "told": (torch.int64, (batch, NUM_STATE_WORDS)),
+        "min_logprob": (torch.float32, (batch,)),
+    }
+    wholes = ("slot", "state_index", "op", "planned", "planned_stop", "max_keys", "num_rows_max")
+    sizes |= dict.fromkeys(wholes, per_entry)
+    if batch * shape.pages <= TABLE_ENTRIES_MAX:
+        sizes["page_table"] = (torch.int32, (batch, shape.pages))
+    return sizes
 
-    def whole(*size: int) -> Tensor:
-        return torch.zeros(*size, dtype=torch.int64, device=device)
 
-    batch = shape.batch
-    return SlotInputs(
-        ticket=whole(1),
-        slot=whole(batch),
-        state_index=whole(batch),
-        is_real=torch.zeros(batch, dtype=torch.bool, device=device),
-        op=whole(batch),
-        planned=whole(batch),
-        planned_stop=whole(batch),
-        max_keys=whole(batch),
-        num_rows_max=whole(batch),
-        page_table=torch.zeros(batch, shape.pages, dtype=torch.int32, device=device),
-        min_logprob=torch.full((batch,), -torch.inf, device=device),
-    )
+def _left(shape: RoundShape) -> Sizes:
+    """What a round leaves for the host."""
+    words = NUM_MIRROR_WORDS + shape.pairs + shape.drafts
+    return {
+        "mirror": (torch.int64, (shape.batch, words)),
+        "logprobs": (torch.float32, (shape.batch, max(shape.drafts, 1))),
+    }
+
+
+@dataclass(slots=True)
+class SlotHost:
+    """A round's side in host memory, of one run: from when it is planned until it has been entered.
+
+    Attributes:
+        given: what the host says.
+        left: what the round leaves.
+        table: a long page table, int32 [B, columns in use], where it is no part of `given`.
+    """
+
+    given: HostTwin
+    left: HostTwin
+    table: Tensor | None = None
 
 
 class SlotRound:
@@ -146,11 +173,12 @@ class SlotRound:
         self._memory = place.memory()
         self._forward = forward or make_forward(head, pool, shape.batch, shape.batch * shape.pairs)
         self._round = Round(self._forward, shape, pool.shape.page_rows, device)
-        self.inputs = make_slot_inputs(shape, device)
+        self._given, self._left = Twins(_given(shape), device), Twins(_left(shape), device)
+        given = dict(self._given.device)
+        given.setdefault("page_table", torch.zeros(shape.batch, shape.pages, dtype=torch.int32, device=device))
+        self.inputs = SlotInputs(**given)
         self._taken = TakenSlots.empty(shape.batch, shape.pairs, place.width, head.dtype, device)
-        words = NUM_MIRROR_WORDS + shape.pairs + shape.drafts
-        self.mirror = torch.zeros(shape.batch, words, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(shape.batch, max(shape.drafts, 1), device=device)
+        self.mirror, self.logprobs = self._left.device["mirror"], self._left.device["logprobs"]
         taken = self._taken
         self._core = replace(
             make_inputs(replace(shape, pairs=1, pages=1), head),
@@ -164,6 +192,22 @@ class SlotRound:
             page_table=self.inputs.page_table,
             min_logprob=self.inputs.min_logprob,
         )
+
+    def new_host(self) -> SlotHost:
+        """Host memory for a run of it."""
+        return SlotHost(self._given.new_host(), self._left.new_host(for_reading=True))
+
+    @torch.inference_mode()
+    def send(self, host: SlotHost) -> None:
+        """Copies what the host says, on the current stream."""
+        self._given.to_device(host.given)
+        if host.table is not None:
+            self.inputs.page_table[:, : host.table.shape[1]].copy_(host.table, non_blocking=True)
+
+    @torch.inference_mode()
+    def collect(self, host: SlotHost) -> None:
+        """Copies what the run left, on the current stream; waits for nothing."""
+        self._left.start_to_host(host.left)
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -191,10 +235,21 @@ class LaunchedRound:
     Attributes:
         round: its buffers.
         launch: runs it on the current stream.
+        spare: host memory for runs, of which nobody makes use.
     """
 
     round: SlotRound
     launch: Callable[[], None]
+    spare: list[SlotHost] = field(default_factory=list)
+
+    def take_host(self) -> SlotHost:
+        """Host memory for a run. Pinned memory is made before it is needed: that may wait for verifies."""
+        return self.spare.pop() if self.spare else self.round.new_host()
+
+    def give_host(self, host: SlotHost) -> None:
+        """Gives it back, once nothing on the device uses it any more."""
+        host.table = None
+        self.spare.append(host)
 
 
 @torch.inference_mode()
@@ -209,12 +264,13 @@ def capture_slot_round(
     memory = graph_memory or new_graph_memory(head.device)
     forward = memory.forward(head, pool, shape.batch, shape.batch * shape.pairs)
     made = SlotRound(head, pool, shape, place, forward)
+    spare = [made.new_host() for _ in range(SPARE_HOSTS)]
     if head.device.type != "cuda":
-        return LaunchedRound(made, made.run)
+        return LaunchedRound(made, made.run, spare)
     copies = replace(place, arena=torch.zeros_like(place.arena), states=place.states.clone())
     # With buffers of its own: rounds of the lane may be under way in those that it shares.
     warm = SlotRound(head, pool, shape, copies)
-    return LaunchedRound(made, capture(made.run, head.device, memory.handle, warm=warm.run))
+    return LaunchedRound(made, capture(made.run, head.device, memory.handle, warm=warm.run), spare)
 
 
 @torch.inference_mode()

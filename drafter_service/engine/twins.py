@@ -1,4 +1,4 @@
-"""Small tensors that lie together on the device, and once more on the host: one copy moves all of them."""
+"""Small tensors that lie together on the device, and again on the host: one copy moves all of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from torch import Tensor
 
 _ALIGNMENT: Final = 16
 
+INLINE_BYTES_MAX: Final = 4096
+"""So much the driver takes from pageable memory into the command stream itself: no copy engine is waited for."""
+
 # As Python writes single elements; a boolean is a byte.
 _FORMATS: Final = {
     torch.int64: "q",
@@ -22,46 +25,72 @@ _FORMATS: Final = {
 Sizes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
+class HostTwin:
+    """The tensors once more, in host memory.
+
+    Args:
+        memory: all of it, uint8.
+        tensors: by name, over that memory.
+
+    Attributes:
+        memory: as given.
+        tensors: as given.
+        views: the same, flat: writing a few numbers through them takes no tensor operation.
+    """
+
+    def __init__(self, memory: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        self.memory = memory
+        self.tensors = tensors
+        self.views: Mapping[str, Any] = {name: _view(tensor) for name, tensor in tensors.items()}
+
+
 class Twins:
-    """Named tensors in one piece of memory on a device, with their twins in (pinned) host memory.
+    """Named tensors in one piece of memory on a device, zeros at first.
 
     Args:
         sizes: element type and shape of each.
         device: where.
 
     Attributes:
-        device: the tensors on the device, by name, zeros at first.
-        host: their twins, zeros at first.
-        views: the twins' memory, flat: writing a few numbers through it takes no tensor operation.
+        device: the tensors by name.
     """
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
-        ends, end = {}, 0
+        self._sizes = sizes
+        self._is_pinned = device.type == "cuda"
+        self._begins, end = {}, 0
         for name, (dtype, shape) in sizes.items():
-            ends[name] = end
+            self._begins[name] = end
             size = dtype.itemsize * torch.Size(shape).numel()
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         self._device = torch.zeros(end, dtype=torch.uint8, device=device)
-        self._host = torch.zeros(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self.device = self._carved(self._device, sizes, ends)
-        self.host = self._carved(self._host, sizes, ends)
-        self.views: dict[str, Any] = {name: _view(tensor) for name, tensor in self.host.items()}
+        self.device = self._carved(self._device)
 
-    @staticmethod
-    def _carved(memory: Tensor, sizes: Sizes, begins: Mapping[str, int]) -> dict[str, Tensor]:
-        carved = {}
-        for name, (dtype, shape) in sizes.items():
-            size = dtype.itemsize * torch.Size(shape).numel()
-            carved[name] = memory[begins[name] : begins[name] + size].view(dtype).view(shape)
-        return carved
+    def new_host(self, *, for_reading: bool = False) -> HostTwin:
+        """Their like in host memory, zeros at first; pinned for a GPU, unless little goes there and none comes back."""
+        is_pinned = self._is_pinned and (for_reading or len(self._device) > INLINE_BYTES_MAX)
+        memory = torch.zeros(len(self._device), dtype=torch.uint8, pin_memory=is_pinned)
+        return HostTwin(memory, self._carved(memory))
 
-    def to_device(self) -> None:
-        """Copies host to device on the current stream. The host's part may change once that is done."""
-        self._device.copy_(self._host, non_blocking=True)
+    def to_device(self, host: HostTwin) -> None:
+        """Copies host to device on the current stream, and waits for nothing. Once that is done host may change."""
+        self._device.copy_(host.memory, non_blocking=True)
 
-    def to_host(self) -> None:
+    def start_to_host(self, host: HostTwin) -> None:
+        """Copies device to host on the current stream, and waits for nothing."""
+        host.memory.copy_(self._device, non_blocking=True)
+
+    def to_host(self, host: HostTwin) -> None:
         """Copies device to host, and waits for it."""
-        self._host.copy_(self._device)
+        host.memory.copy_(self._device)
+
+    def _carved(self, memory: Tensor) -> dict[str, Tensor]:
+        carved = {}
+        for name, (dtype, shape) in self._sizes.items():
+            size = dtype.itemsize * torch.Size(shape).numel()
+            begin = self._begins[name]
+            carved[name] = memory[begin : begin + size].view(dtype).view(shape)
+        return carved
 
 
 def _view(tensor: Tensor) -> Any:

@@ -18,10 +18,13 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 """Element types of hidden rows, by the name used in the handshake."""
 
 
+ITEM_BYTES: Mapping[str, int] = MappingProxyType({name: dtype.itemsize for name, dtype in DTYPES.items()})
+"""Bytes of an element."""
+
 FEW_ELEMENTS = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PackedRows:
     """A round's few rows, private and checked, not a tensor yet: whoever runs the batch wakes torch up, once.
 
@@ -56,19 +59,20 @@ def hidden_rows(data: bytes | bytearray, dtype: str, width: int, head_dtype: str
         HIDDEN_NOT_FINITE: an element is NaN or infinite, or becomes so in the head's type; names the first such row.
     """
     buffer = data if isinstance(data, bytearray) else bytearray(data)
-    # A sum is finite only if all its terms are; only when it is not (which overflow can cause too) look at each.
     is_small = dtype == head_dtype == "float32" and len(buffer) <= FEW_ELEMENTS * 4
-    if is_small and math.isfinite(sum(memoryview(buffer).cast("f"))):
+    if is_small and _is_moderate(buffer):
         return PackedRows(buffer, width)
     rows = torch.frombuffer(buffer, dtype=DTYPES[dtype]).view(-1, width)
     if head_dtype != dtype:
         rows = rows.to(DTYPES[head_dtype])
-    if not math.isfinite(rows.sum(dtype=torch.float64).item()):
-        finite = torch.isfinite(rows).all(dim=1)
-        if not finite.all():
-            row = int((~finite).nonzero()[0, 0])
-            raise make_error(Reason.HIDDEN_NOT_FINITE, f"hidden row {row} holds NaN or an infinity", row=row)
+    _require_finite(rows)
     return rows
+
+
+def _is_moderate(buffer: bytearray) -> bool:
+    """Whether every little-endian float32 is below 2^127 in size: neither NaN nor infinite, and not huge either."""
+    tops = buffer[3::4]  # sign and the upper seven bits of the exponent
+    return 0x7F not in tops and 0xFF not in tops
 
 
 def checked_rows(rows: Tensor, head_dtype: str) -> Tensor:
@@ -78,11 +82,18 @@ def checked_rows(rows: Tensor, head_dtype: str) -> Tensor:
         HIDDEN_NOT_FINITE: as `hidden_rows`.
     """
     rows = rows.to(DTYPES[head_dtype])
+    _require_finite(rows)
+    return rows
+
+
+def _require_finite(rows: Tensor) -> None:
+    # A sum is finite only if all its terms are; only when it is not (which overflow can cause too) look at each.
+    if math.isfinite(rows.sum(dtype=torch.float64).item()):
+        return
     finite = torch.isfinite(rows).all(dim=1)
     if not finite.all():
         row = int((~finite).nonzero()[0, 0])
         raise make_error(Reason.HIDDEN_NOT_FINITE, f"hidden row {row} holds NaN or an infinity", row=row)
-    return rows
 
 
 def mask_rows(words: Tensor, vocab_size: int) -> Tensor:

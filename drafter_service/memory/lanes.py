@@ -18,6 +18,7 @@ from specdraft.memory.lane_protocol import RELEASED
 
 if TYPE_CHECKING:
     from drafter_service.memory.arena import Offers
+    from drafter_service.memory.streams import StreamWork
 
 READY_OFFSET = 0
 DONE_OFFSET = 64
@@ -39,14 +40,14 @@ class LaneTools:
         driver: the driver calls.
         device: the GPU's ordinal.
         streams: what lanes run on.
-        run: enqueues work on a stream: (stream, work).
+        work: enqueues torch's work on streams.
         clock: monotonic seconds.
     """
 
     driver: CudaDriver
     device: int
     streams: StreamPool
-    run: Callable[[int, Callable[[], None]], None]
+    work: StreamWork
     clock: Callable[[], float]
 
 
@@ -55,12 +56,12 @@ class LaneWork:
     """What a round enqueues: whatever need not be between the verify and the drafts is not there.
 
     Attributes:
-        prepare: before the wait for `ready`: what does not depend on the verify.
+        prepare: before the wait for `ready`: what does not depend on the verify. None = nothing.
         run: between `ready` and `done`.
         collect: behind `done`: what only the service looks at.
     """
 
-    prepare: Callable[[], None]
+    prepare: Callable[[], None] | None
     run: Callable[[], None]
     collect: Callable[[], None]
 
@@ -211,17 +212,19 @@ class Lane:
             return one
 
     def _enqueue(self, stream: int, ticket: int, work: LaneWork | None) -> None:
-        driver, run = self._tools.driver, self._tools.run
+        driver, streams = self._tools.driver, self._tools.work
         driver.make_current(self._tools.device)
-        if work is not None:
-            run(stream, work.prepare)
-            if stream != self._tools.streams.ready:
-                driver.wait_value(stream, self.ready_pointer, ticket)
-            run(stream, work.run)
-        driver.write_value(stream, self._shared_pointer + DONE_OFFSET, ticket)
-        if work is not None:
-            run(stream, work.collect)
-        driver.write_value(stream, self._own_pointer + PASSED_OFFSET, ticket)
+        with streams.on(stream):
+            if work is not None:
+                if work.prepare is not None:
+                    streams.run(stream, work.prepare)
+                if stream != self._tools.streams.ready:
+                    driver.wait_value(stream, self.ready_pointer, ticket)
+                streams.run(stream, work.run)
+            driver.write_value(stream, self._shared_pointer + DONE_OFFSET, ticket)
+            if work is not None:
+                streams.run(stream, work.collect)
+            driver.write_value(stream, self._own_pointer + PASSED_OFFSET, ticket)
 
     def _stream_for(self, one: Ticketed, ready: int) -> int | None:
         """The lane's stream while it has work there: rounds of a lane stay in order."""

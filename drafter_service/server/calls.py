@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -19,25 +19,33 @@ from drafter_service.server.lanes import LaneCalls, no_lanes
 from drafter_service.server.outputs import Embed, slot_outputs
 from drafter_service.server.refusals import not_implemented
 from drafter_service.state import Session
+from drafter_service.state.values import value
 from drafter_service.telemetry import Metrics, Tracing
 from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import session_pb2
 
-Encode = Callable[[Session, Message, Sequence[ops.Outcome]], Message]
+Encode = Callable[[Session, Message, Sequence[ops.Outcome], Any], None]
+"""Fills the answer (the last argument) to a request, or raises what refuses it."""
+
 Decode = Callable[..., Decoded]
 
 
-@dataclass(frozen=True, slots=True)
+_BATCHES = (pb.ProposeRequest, pb.CatchupRequest)
+"""Requests whose entries are refused one by one."""
+
+
+@value
 class Answerable:
     """A call whose outcomes are there.
 
     Attributes:
-        encode: makes the answer, or raises SpecdraftError. To be called once, outside the engine's thread.
+        fill: fills the answer, an empty message, or raises SpecdraftError. To be called once, outside the engine's
+            thread.
         finished_at: monotonic seconds.
     """
 
-    encode: Callable[[], Message]
+    fill: Callable[[Message], None]
     finished_at: float
 
 
@@ -123,19 +131,19 @@ class Calls:
         trace = None
         if self._tracing is not None and isinstance(request, pb.ProposeRequest):
             trace = self._tracing.begin(parent, len(request.entries))
-        with self._engine.arrivals.one():  # over before it is submitted: the engine must not wait for its own call
+        with self._engine.arrivals:  # over before it is submitted: the engine must not wait for its own call
             decoded = decode(session, request)
 
         def finish(outcomes: Sequence[ops.Outcome]) -> None:
-            answer = partial(self._encode, encode, session, request, outcomes)
-            on_done(Answerable(trace.around(answer) if trace else answer, self._clock()))
+            fill = partial(self._fill, encode, session, request, outcomes)
+            on_done(Answerable(trace.around(fill) if trace else fill, self._clock()))
 
         if trace:
             trace.decoded()
         call = ops.Call(decoded.operations, self._clock(), deadline, finish)
         for index, error in decoded.refused.items():
             call.finish(index, ops.Refusal(error, None))
-        if call.open_indices():
+        if call.is_open:
             if self.lanes is None:
                 self._engine.accept(call)
             else:
@@ -145,13 +153,13 @@ class Calls:
         """Begins what is no operation of the engine's; False = it is one."""
         if isinstance(request, session_pb2.KeepAliveRequest):
             answer = self.keep_alive(session, request)
-            on_done(Answerable(lambda: answer, self._clock()))
+            on_done(Answerable(lambda response: response.CopyFrom(answer), self._clock()))
             return True
         if not isinstance(request, pb.ProposeRequest) or not request.HasField("lane_ticket"):
             return False
         if self.lanes is None:
             raise no_lanes()
-        self.lanes.begin(session, request, lambda encode: on_done(Answerable(encode, self._clock())))
+        self.lanes.begin(session, request, lambda fill: on_done(Answerable(fill, self._clock())))
         return True
 
     def submit(self, call: ops.Call) -> None:
@@ -176,26 +184,34 @@ class Calls:
             mapping_proven=session.mapping_proven or session.arena is None,
         )
 
-    def _encode(self, encode: Encode, session: Session, request: Message, outcomes: Sequence[ops.Outcome]) -> Message:
-        batch = isinstance(request, pb.ProposeRequest | pb.CatchupRequest)
-        for outcome in outcomes if batch else ():
-            if isinstance(outcome, ops.Refusal) and outcome.error.reason:
-                self._metrics.error(outcome.error.reason)
-        return encode(session, request, outcomes)
+    def _fill(
+        self, encode: Encode, session: Session, request: Message, outcomes: Sequence[ops.Outcome], response: Message
+    ) -> None:
+        if isinstance(request, _BATCHES):
+            for outcome in outcomes:
+                if isinstance(outcome, ops.Refusal) and outcome.error.reason:
+                    self._metrics.error(outcome.error.reason)
+        encode(session, request, outcomes, response)
 
-    def _read_drafts_response(self, session: Session, request: Message, outcomes: Sequence[ops.Outcome]) -> Message:
+    def _read_drafts_response(
+        self, session: Session, request: Message, outcomes: Sequence[ops.Outcome], response: pb.ReadDraftsResponse
+    ) -> None:
         assert isinstance(request, pb.ReadDraftsRequest), "kinds say so"
         drafts = encoding.read_drafts(outcomes).drafts
         wanted = request.with_last_embedding and drafts
         embedding = self._embed(drafts[-1], session.agreement.hidden_dtype) if wanted else b""
-        return encoding.read_drafts_response(outcomes, embedding)
+        response.CopyFrom(encoding.read_drafts_response(outcomes, embedding))
 
-    def _propose_response(self, session: Session, request: Message, outcomes: Sequence[ops.Outcome]) -> Message:
-        assert isinstance(request, pb.ProposeRequest), "kinds say so"
-        for entry, outcome in zip(request.entries, outcomes, strict=True):
-            if entry.HasField("output_slot") and isinstance(session.arena, SharedArena):
-                self._write_outputs(session, session.arena, entry, outcome)
-        return encoding.propose_response(outcomes)
+    def _propose_response(
+        self, session: Session, request: Message, outcomes: Sequence[ops.Outcome], response: pb.ProposeResponse
+    ) -> None:
+        arena = session.arena
+        if isinstance(arena, SharedArena):
+            assert isinstance(request, pb.ProposeRequest), "kinds say so"
+            for entry, outcome in zip(request.entries, outcomes, strict=True):
+                if entry.HasField("output_slot"):
+                    self._write_outputs(session, arena, entry, outcome)
+        encoding.fill_propose_response(response, outcomes)
 
     def _write_outputs(
         self, session: Session, arena: SharedArena, entry: pb.ProposeEntry, outcome: ops.Outcome
@@ -209,4 +225,4 @@ class Calls:
 
 
 def _plain(encode: Callable[[Sequence[ops.Outcome]], Message]) -> Encode:
-    return lambda _session, _request, outcomes: encode(outcomes)
+    return lambda _session, _request, outcomes, response: response.CopyFrom(encode(outcomes))

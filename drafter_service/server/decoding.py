@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
@@ -23,6 +23,17 @@ from specdraft.v1 import drafter_pb2 as pb
 if TYPE_CHECKING:
     pass
 
+_NUMBERED = (
+    pb.ProposeEntry,
+    pb.CatchupEntry,
+    pb.TruncateRequest,
+    pb.CloseSequenceRequest,
+    pb.TakeKVRequest,
+    pb.InstallKVRequest,
+)
+_NAMES: Mapping[type[Message], bytes] = {kind: kind.DESCRIPTOR.name.encode() + b"\0" for kind in _NUMBERED}
+"""With its type: a `TakeKV` and a `Truncate` of everything, for example, have the same bytes."""
+
 LABEL_MAX_BYTES = 64
 OPEN_ID_BYTES = 16
 
@@ -36,8 +47,8 @@ class Decoded:
         refused: by index, why; the engine never sees these.
     """
 
-    operations: list[ops.Operation] = field(default_factory=list)
-    refused: dict[int, SpecdraftError] = field(default_factory=dict)
+    operations: list[ops.Operation]
+    refused: dict[int, SpecdraftError]
 
 
 class Decoder:
@@ -71,11 +82,10 @@ class Decoder:
         decoded = self._batch(request.entries)
         for index, entry in enumerate(request.entries):
             pairs = self._deferred(session, entry, session.agreement.max_drafts + 1)
-            drafts = ops.DraftWish(0)
             try:
                 drafts = draft_wish(session, entry, self._vocab_size)
             except SpecdraftError as error:
-                pairs = error
+                pairs, drafts = error, ops.DraftWish(0)
             self._add(
                 decoded,
                 index,
@@ -203,7 +213,7 @@ class Decoder:
             raise make_error(
                 Reason.BATCH_TOO_LARGE, f"{len(entries)} entries; at most {limit}", entries=len(entries), limit=limit
             )
-        decoded = Decoded()
+        decoded = Decoded([], {})
         if len(entries) == 1:
             return decoded
         counts = Counter(entry.sequence_id for entry in entries)
@@ -222,54 +232,54 @@ class Decoder:
     def _deferred(
         self, session: Session, entry: pb.CatchupEntry | pb.ProposeEntry, limit: int
     ) -> ops.WriteWish | SpecdraftError:
+        pairs = entry.pairs
+        tokens, ref = tuple(pairs.tokens), pairs.hiddens
         try:
-            pairs = entry.pairs
-            self._check_tokens(pairs, limit)
-            hiddens = read_hiddens(session, pairs.hiddens, self._facts.head.dtype)
+            self._check_tokens(pairs, tokens, ref.row_count, limit)
+            hiddens = read_hiddens(session, ref, self._facts.head.dtype)
         except SpecdraftError as error:
             return error
         return ops.WriteWish(
             pairs.first_key,
-            tuple(pairs.tokens),
+            tokens,
             hiddens,
             pairs.allow_gap,
             _accepted(entry),
             tuple(pairs.verified_tokens),
         )
 
-    def _check_tokens(self, pairs: pb.Pairs, limit: int) -> None:
+    def _check_tokens(self, pairs: pb.Pairs, tokens: tuple[int, ...], rows: int, limit: int) -> None:
         if pairs.first_key < 0:
             raise invalid_field("pairs.first_key", pairs.first_key, "0 or more")
         if pairs.rope_positions:
             raise not_implemented("Pairs.rope_positions")
         if pairs.HasField("embeddings"):
             raise not_implemented("Pairs.embeddings")
-        count, rows = len(pairs.tokens), pairs.hiddens.row_count
+        count = len(tokens)
         if count == 0 or count != rows:
             raise make_error(
                 Reason.PAIR_COUNT_MISMATCH, f"{count} tokens and {rows} hidden rows", tokens=count, rows=rows
             )
         if count > limit:
             raise make_error(Reason.TOO_MANY_PAIRS, f"{count} pairs; at most {limit}", pairs=count, limit=limit)
-        if max(pairs.tokens) >= self._vocab_size:
-            index = next(index for index, token in enumerate(pairs.tokens) if token >= self._vocab_size)
+        if max(tokens) >= self._vocab_size:
+            index = next(index for index, token in enumerate(tokens) if token >= self._vocab_size)
             raise make_error(
                 Reason.TOKEN_OUT_OF_RANGE,
-                f"tokens[{index}] is {pairs.tokens[index]}; ids are below {self._vocab_size}",
+                f"tokens[{index}] is {tokens[index]}; ids are below {self._vocab_size}",
                 index=index,
-                token=pairs.tokens[index],
+                token=tokens[index],
                 vocab_size=self._vocab_size,
             )
 
 
 def _single(operation: ops.Operation) -> Decoded:
-    return Decoded([operation])
+    return Decoded([operation], {})
 
 
 def digest_of(message: Message) -> bytes:
     """Tells a retry from a re-used number."""
-    # With its type: a `TakeKV` and a `Truncate` of everything, for example, have the same bytes.
-    typed = message.DESCRIPTOR.name.encode() + b"\0" + message.SerializeToString(deterministic=True)
+    typed = _NAMES[type(message)] + message.SerializeToString(deterministic=True)
     return hashlib.blake2b(typed, digest_size=16).digest()
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -18,6 +19,7 @@ from drafter_service.engine import draining
 from drafter_service.server.calls import Answerable, Calls
 from drafter_service.server.encoding import entry_status
 from drafter_service.server.interceptors import Ended
+from drafter_service.server.reading import Reading
 from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Session
 from drafter_service.telemetry import Metrics
@@ -54,6 +56,8 @@ METHODS = {
 }
 """The RPC that each member of `DriveRequest.request` stands for."""
 
+_WRITES = frozenset({"propose", "catchup"})
+
 
 class Lease(Protocol):
     """Renews the session of a stream."""
@@ -63,22 +67,18 @@ class Lease(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Asked:
-    """A request that waits for its answer."""
+    """A request that waits for its answer. Its id may be used again; it is itself."""
 
+    correlation_id: int
     kind: str
     began: float
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """An answer on its way out, and the request that it belongs to: ids are used again."""
-
-    correlation_id: int
-    asked: _Asked
-    answer: Answerable | SpecdraftError
+_Ready = tuple[_Asked, Answerable | SpecdraftError]
+"""An answer on its way out, and the request that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +131,9 @@ class Drive:
         self._is_ending = False
         self._is_closed = False
         self._asked: dict[int, _Asked] = {}
-        self._reading = threading.Lock()
+        self._reading = Reading(clock)
         self._is_read = False
-        self._is_draining = threading.Event()
+        self._is_draining = False
         self._is_over = threading.Event()
         self._is_gone = threading.Event()
         self.is_broken = False
@@ -151,7 +151,7 @@ class Drive:
 
     def drain(self) -> None:
         """Refuses what comes now, answers what was accepted, then ends."""
-        self._is_draining.set()
+        self._is_draining = True
         self._outbox.put(_End(draining()))
 
     def client_gone(self) -> None:
@@ -170,32 +170,44 @@ class Drive:
             self._leave_to_others()
             self._outbox.put(_End(make_error(Reason.INTERNAL, "the stream failed inside the service")))
         finally:
+            self._reading.leave()
             self._readers.discard(threading.get_ident())  # a later thread may have the same number
 
     def _read_one(self, requests: Iterator[pb.DriveRequest]) -> bool:
         """Reads a request and begins it; False after the last one."""
-        with self._reading:
-            if self._is_read:
-                return False
-            self._is_read = True  # however the next lines end
-            try:
-                request = next(requests, None)
-                while len(self._asked) >= MAX_UNANSWERED and not self._is_over.wait(PAUSE_S):
-                    pass
-            except grpc.RpcError:
-                self._outbox.put(_End(None, is_broken=True))
-                return False
-            except SpecdraftError as error:
-                self._outbox.put(_End(error))
-                return False
+        self._reading.take()
+        try:
+            request = None if self._is_read else self._next(requests)
             if request is None:
-                # To gRPC, a client that went away may look like one that has finished, until a moment later.
-                self._outbox.put(_End(None, is_broken=self._is_gone.wait(GONE_S)))
+                self._reading.give()
                 return False
             if not self._is_over.is_set():
                 self._begin(request)
-            self._is_read = False
-            return True
+        except BaseException:
+            self._reading.give()
+            raise
+        self._is_read = False
+        # A catch-up of a long prompt is no step that a stream can be left alone for.
+        self._reading.give_or_keep(len(self._asked), may_keep=request.WhichOneof("request") != "catchup")
+        return True
+
+    def _next(self, requests: Iterator[pb.DriveRequest]) -> pb.DriveRequest | None:
+        """The next request; None after the last one, whose end has been told then."""
+        self._is_read = True  # however the next lines end
+        try:
+            request = next(requests, None)
+            while len(self._asked) >= MAX_UNANSWERED and not self._is_over.wait(PAUSE_S):
+                pass
+        except grpc.RpcError:
+            self._outbox.put(_End(None, is_broken=True))
+            return None
+        except SpecdraftError as error:
+            self._outbox.put(_End(error))
+            return None
+        if request is None:
+            # To gRPC, a client that went away may look like one that has finished, until a moment later.
+            self._outbox.put(_End(None, is_broken=self._is_gone.wait(GONE_S)))
+        return request
 
     def respond(self) -> None:
         """Answers what is ready, until the stream ends. Raises what ends it early."""
@@ -203,6 +215,7 @@ class Drive:
             end = self._respond()
         finally:
             self._is_over.set()
+            self._reading.free(0)
             with self._sending:
                 self._is_closed = True  # readers send no more
         if end.error is not None:
@@ -218,11 +231,12 @@ class Drive:
                 item = None
             # Also between answers: those of others may never pause.
             if self._clock() >= look_at:
+                self._reading.free(TICK_S)
                 self._refuse_late()
                 look_at = self._clock() + TICK_S
-            if isinstance(item, _Ready):
+            if isinstance(item, tuple):
                 with self._sending:
-                    self._answer(item)
+                    self._answer(*item)
             elif item is None:
                 continue
             elif item.is_broken:
@@ -244,7 +258,7 @@ class Drive:
             return
         try:
             while self._at_hand:
-                self._answer(self._at_hand.popleft())
+                self._answer(*self._at_hand.popleft())
         finally:
             self._sending.release()
         if self._is_ending:
@@ -268,16 +282,9 @@ class Drive:
             self._is_over.set()
             self._outbox.put(_End(error))
             return
-        asked = self._asked[correlation_id] = _Asked(kind or "", now, now + request.timeout_ms / 1000)
-
-        def answer(ready: Answerable | SpecdraftError) -> None:
-            item = _Ready(correlation_id, asked, ready)
-            # What a step answers before its end goes out while the rest of it is computed.
-            if self._calls.is_committing and threading.get_ident() in self._readers:
-                self._at_hand.append(item)
-            else:
-                self._outbox.put(item)
-
+        asked = _Asked(correlation_id, kind or "", now, now + request.timeout_ms / 1000)
+        self._asked[correlation_id] = asked
+        answer = partial(self._is_ready, asked)
         try:
             inner = self._checked(request, kind)
             self._calls.begin(self._lease(), inner, asked.deadline, answer, self._parent)
@@ -287,8 +294,15 @@ class Drive:
             _log.exception("%s failed", kind)
             answer(make_error(Reason.INTERNAL, "the call failed inside the service"))
 
+    def _is_ready(self, asked: _Asked, answer: Answerable | SpecdraftError) -> None:
+        # What a step answers before its end goes out while the rest of it is computed.
+        if self._calls.is_committing and threading.get_ident() in self._readers:
+            self._at_hand.append((asked, answer))
+        else:
+            self._outbox.put((asked, answer))
+
     def _checked(self, request: pb.DriveRequest, kind: str | None) -> Message:
-        if self._is_draining.is_set():
+        if self._is_draining:
             raise draining()
         if kind is None:
             raise invalid_field("request", "not set", "a request")
@@ -297,13 +311,12 @@ class Drive:
         inner: Message = getattr(request, kind)
         return inner
 
-    def _answer(self, ready: _Ready) -> None:
-        asked = ready.asked
-        if self._is_closed or self._asked.get(ready.correlation_id) is not asked:
+    def _answer(self, asked: _Asked, answer: Answerable | SpecdraftError) -> None:
+        if self._is_closed or self._asked.get(asked.correlation_id) is not asked:
             return  # it was told that its time is over, and its id may have been used again
-        del self._asked[ready.correlation_id]
+        del self._asked[asked.correlation_id]
         try:
-            response = self._response(ready)
+            response = self._response(asked, answer)
         except SpecdraftError as error:
             refusal = error
         except Exception:  # noqa: BLE001  # a bug in one answer must neither end the stream nor be silent
@@ -313,16 +326,18 @@ class Drive:
             self._metrics.rpc_done(METHODS[asked.kind], Code.OK, self._clock() - asked.began)
             self._send(response)
             return
-        self._send(self._refused(pb.DriveResponse(correlation_id=ready.correlation_id), asked, refusal))
+        self._send(self._refused(asked, refusal))
 
-    def _response(self, ready: _Ready) -> pb.DriveResponse:
+    def _response(self, asked: _Asked, answer: Answerable | SpecdraftError) -> pb.DriveResponse:
         """The answer on the wire. Raises what it is refused with."""
-        if isinstance(ready.answer, SpecdraftError):
-            raise ready.answer
-        response = pb.DriveResponse(correlation_id=ready.correlation_id)
-        getattr(response, ready.asked.kind).CopyFrom(ready.answer.encode())
-        if ready.asked.kind in {"propose", "catchup"}:
-            self._metrics.stage("reply", self._clock() - ready.answer.finished_at)
+        if isinstance(answer, SpecdraftError):
+            raise answer
+        response = pb.DriveResponse(correlation_id=asked.correlation_id)
+        inner: Message = getattr(response, asked.kind)
+        inner.SetInParent()  # an answer may have nothing to say
+        answer.fill(inner)
+        if asked.kind in _WRITES:
+            self._metrics.stage("reply", self._clock() - answer.finished_at)
         return response
 
     def _refuse_late(self) -> None:
@@ -331,10 +346,10 @@ class Drive:
             for correlation_id, asked in list(self._asked.items()):
                 if asked.deadline <= now and self._asked.pop(correlation_id, None) is not None:
                     error = make_error(Reason.TIMEOUT, "timeout_ms passed before the answer was ready")
-                    self._send(self._refused(pb.DriveResponse(correlation_id=correlation_id), asked, error))
+                    self._send(self._refused(asked, error))
 
-    def _refused(self, response: pb.DriveResponse, asked: _Asked, error: SpecdraftError) -> pb.DriveResponse:
-        response.status.CopyFrom(entry_status(error))
+    def _refused(self, asked: _Asked, error: SpecdraftError) -> pb.DriveResponse:
+        response = pb.DriveResponse(correlation_id=asked.correlation_id, status=entry_status(error))
         if error.reason is not None:
             self._metrics.error(error.reason)
         self._metrics.rpc_done(METHODS.get(asked.kind, "Drive"), error.code, self._clock() - asked.began)

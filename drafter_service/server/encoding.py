@@ -75,12 +75,10 @@ def catchup_response(outcomes: Sequence[ops.Outcome]) -> pb.CatchupResponse:
     )
 
 
-def propose_response(outcomes: Sequence[ops.Outcome]) -> pb.ProposeResponse:
-    """Answer to `Propose`."""
-    response = pb.ProposeResponse()
+def fill_propose_response(response: pb.ProposeResponse, outcomes: Sequence[ops.Outcome]) -> None:
+    """Answer to `Propose`, into an empty message."""
     for outcome in outcomes:
         _fill_propose_result(response.results.add(), outcome)
-    return response
 
 
 def _fill_propose_result(result: pb.ProposeResult, outcome: ops.Outcome) -> None:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from drafter_service.memory import CudaArena, SharedArena
-from drafter_service.memory.hiddens import DTYPES, PackedRows, hidden_rows
+from drafter_service.memory.hiddens import ITEM_BYTES, PackedRows, hidden_rows
 from drafter_service.memory.regions import RegionTable
 from drafter_service.server.refusals import invalid_field
 from drafter_service.state import Session
@@ -42,7 +42,7 @@ def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -
             expected=expected,
         )
     width = session.agreement.hidden_width
-    row_bytes = width * DTYPES[expected].itemsize
+    row_bytes = width * ITEM_BYTES[expected]
     place = ref.WhichOneof("memory")
     if place == "inline":
         data: bytes | bytearray = _inline_rows(ref, row_bytes)
@@ -60,15 +60,15 @@ def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -
 
 def _inline_rows(ref: tensor_pb2.TensorRef, row_bytes: int) -> bytes:
     _check_stride(ref, row_bytes)
-    expected = ref.row_count * row_bytes
-    if len(ref.inline) != expected:
+    expected, inline = ref.row_count * row_bytes, ref.inline
+    if len(inline) != expected:
         raise make_error(
             Reason.HIDDEN_SIZE_MISMATCH,
-            f"{len(ref.inline)} bytes; {ref.row_count} rows have {expected}",
-            bytes=len(ref.inline),
+            f"{len(inline)} bytes; {ref.row_count} rows have {expected}",
+            bytes=len(inline),
             expected=expected,
         )
-    return ref.inline
+    return inline
 
 
 def _region_rows(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -> Tensor:

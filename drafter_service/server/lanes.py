@@ -19,7 +19,7 @@ from drafter_service.memory.gpu import GpuMemory
 from drafter_service.memory.hiddens import DTYPES
 from drafter_service.memory.lanes import DONE_OFFSET, READY_OFFSET, Lane, LaneTools, StreamPool, released
 from drafter_service.memory.layout import ArenaWish, lay_out
-from drafter_service.memory.streams import enqueuer
+from drafter_service.memory.streams import stream_work
 from drafter_service.server.decoding import digest_of
 from drafter_service.server.encoding import entry_status, reason_number
 from drafter_service.server.facts import ServiceFacts
@@ -152,9 +152,9 @@ class LaneCalls:
         self._facts = facts
         self._gpu = gpu
         self._descriptors = descriptors
-        run = enqueuer(gpu.driver, gpu.torch_device)
+        work = stream_work(gpu.driver, gpu.torch_device)
         self._streams = StreamPool.made(gpu.driver, gpu.device, _must_go(gpu.torch_device))
-        self._tools = LaneTools(gpu.driver, gpu.device, self._streams, run, clock)
+        self._tools = LaneTools(gpu.driver, gpu.device, self._streams, work, clock)
 
     def warm_up(self) -> None:
         """Makes rounds of nobody's: while a lane waits, loading a kernel that was never used before would block."""
@@ -213,7 +213,7 @@ class LaneCalls:
         )
 
     def begin(
-        self, session: Session, request: pb.ProposeRequest, on_done: Callable[[Callable[[], Message]], None]
+        self, session: Session, request: pb.ProposeRequest, on_done: Callable[[Callable[[Message], None]], None]
     ) -> None:
         """`Propose` with a ticket. Raises what is wrong with it as a whole; the lane is over then."""
         if not isinstance(session.lanes, SessionLanes):
@@ -224,7 +224,7 @@ class LaneCalls:
         timeout_s = min(ticket.ready_timeout_ms / 1000 or limit_s, limit_s)
         if not request.entries:
             self.desk.begin_proof(context, ticket.ticket, timeout_s)
-            on_done(pb.ProposeResponse)
+            on_done(lambda _: None)
             return
         try:
             writes = self._decoded(session, request)
@@ -234,7 +234,7 @@ class LaneCalls:
             raise error from None
 
         def finish(results: Results) -> None:
-            on_done(lambda: pb.ProposeResponse(results=[pb.ProposeResult(status=entry_status(one)) for one in results]))
+            on_done(lambda response: response.CopyFrom(_response(results)))
 
         self.desk.begin(context, ticket.ticket, timeout_s, writes, finish)
 
@@ -263,6 +263,10 @@ class LaneCalls:
             if len(set(values)) < len(values):
                 raise make_error(Reason.DUPLICATE_SEQUENCE, f"a {name} stands more than once in this call")
         return [_lane_write(session, arena, entry) for entry in request.entries]
+
+
+def _response(results: Results) -> pb.ProposeResponse:
+    return pb.ProposeResponse(results=[pb.ProposeResult(status=entry_status(one)) for one in results])
 
 
 def _must_go(device: torch.device) -> list[int]:

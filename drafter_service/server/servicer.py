@@ -6,8 +6,9 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -34,6 +35,23 @@ from specdraft.v1 import drafter_pb2_grpc, session_pb2, tensor_pb2
 _log = logging.getLogger(__name__)
 
 TOKEN_METADATA = "specdraft-token-bin"
+
+_WRITES = (pb.ProposeRequest, pb.CatchupRequest)
+
+RESPONSES: Mapping[type[Message], type[Message]] = {
+    pb.ProposeRequest: pb.ProposeResponse,
+    pb.CatchupRequest: pb.CatchupResponse,
+    pb.OpenSequenceRequest: pb.OpenSequenceResponse,
+    pb.GetSequenceRequest: pb.GetSequenceResponse,
+    pb.TruncateRequest: pb.TruncateResponse,
+    pb.CloseSequenceRequest: pb.CloseSequenceResponse,
+    pb.TakeKVRequest: pb.TakeKVResponse,
+    pb.InstallKVRequest: pb.InstallKVResponse,
+    pb.FreeKVRequest: pb.FreeKVResponse,
+    pb.ForkSequenceRequest: pb.ForkSequenceResponse,
+    pb.ReadDraftsRequest: pb.ReadDraftsResponse,
+}
+"""What the unary calls of a session answer."""
 
 FENCED_S = 5.0
 """A stream that was ended and whose client does not take the news is cut after this."""
@@ -65,7 +83,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
 
     def __init__(self, num_places: int, clock: Callable[[], float]) -> None:
         self._num_places = num_places
-        self._places = threading.BoundedSemaphore(num_places)
+        # A semaphore, as what costs least: Python's own are made of a lock, a list and a dozen calls.
+        self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(num_places):
+            self._places.put(None)
         self._clock = clock
         self._parts: Parts | None = None
         self._is_draining = False
@@ -193,11 +214,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     ) -> None:
         """`Drive`."""
         parts = self._ready()
-        token = _token(context)
-        session = self._session_of(token)
+        session = self._session(context)
         parent = parts.parent_in(context)
         drive = Drive(
-            parts.calls, lambda: self._session_of(token), parts.metrics, self._clock, send=send, parent=parent
+            parts.calls, partial(self._renewed, session), parts.metrics, self._clock, send=send, parent=parent
         )
         with self._lock:
             if self._is_ending:
@@ -295,48 +315,61 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         return self._parts
 
     def _session(self, context: grpc.ServicerContext) -> Session:
-        return self._session_of(_token(context))
-
-    def _session_of(self, token: bytes) -> Session:
-        parts = self._ready()
+        sessions = self._ready().sessions
         try:
-            return parts.sessions.find(token)
+            return sessions.find(_token(context))
         except SpecdraftError:
             if self._is_ending:  # the end of the service has ended the session
                 raise draining() from None
             raise
 
+    def _renewed(self, session: Session) -> Session:
+        sessions = self._ready().sessions
+        try:
+            sessions.renew(session)
+        except SpecdraftError:
+            if self._is_ending:  # as above
+                raise draining() from None
+            raise
+        return session
+
     def _call(self, request: Message, context: grpc.ServicerContext) -> Message:
         parts = self._ready()
         session = self._session(context)
+        remaining = context.time_remaining()
         if isinstance(request, pb.ProposeRequest) and request.HasField("lane_ticket"):
             raise invalid_field("lane_ticket", "in a unary call", "a ticket over Drive, where the order is sure")
         # Where the engine does not get on, callers are told while they can still do something else.
-        if not self._places.acquire(timeout=context.time_remaining() / 2):
+        deadline = self._clock() + remaining
+        try:
+            self._places.get(timeout=remaining / 2)
+        except queue.Empty:
             limit = self._num_places
             text = f"{limit} calls wait for the engine, which is the limit"
-            raise make_error(Reason.IN_FLIGHT_EXHAUSTED, text, retry_delay_ms=100, limit=limit)
+            raise make_error(Reason.IN_FLIGHT_EXHAUSTED, text, retry_delay_ms=100, limit=limit) from None
         try:
-            return self._waited_for(parts, session, request, context)
+            return self._waited_for(parts, session, request, context, deadline)
         finally:
-            self._places.release()
+            self._places.put(None)
 
-    def _waited_for(self, parts: Parts, session: Session, request: Message, context: grpc.ServicerContext) -> Message:
+    def _waited_for(
+        self, parts: Parts, session: Session, request: Message, context: grpc.ServicerContext, deadline: float
+    ) -> Message:
         answers: queue.SimpleQueue[Answerable | None] = queue.SimpleQueue()
         # Whoever does not wait any more, or is made not to by the end of the service, frees this thread.
         if not context.add_callback(lambda: answers.put(None)):
             raise Ended
-        remaining = context.time_remaining()
-        parts.calls.begin(session, request, self._clock() + remaining, answers.put, parts.parent_in(context))
+        parts.calls.begin(session, request, deadline, answers.put, parts.parent_in(context))
         parts.calls.work()
         try:
-            answer = answers.get(timeout=remaining)
+            answer = answers.get(timeout=max(deadline - self._clock(), 0))
         except queue.Empty:
             raise make_error(Reason.TIMEOUT, "the deadline passed before the answer was ready") from None
         if answer is None:
             raise Ended
-        response = answer.encode()
-        if isinstance(request, pb.ProposeRequest | pb.CatchupRequest):
+        response: Message = RESPONSES[type(request)]()
+        answer.fill(response)
+        if isinstance(request, _WRITES):
             parts.metrics.stage("reply", self._clock() - answer.finished_at)
         return response
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from drafter_service.state.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KeySpan:
     """Keys begin <= key < end."""
 
@@ -13,7 +13,7 @@ class KeySpan:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rows:
     """The stored rows of one sequence, in key order.
 
@@ -49,6 +49,8 @@ class Rows:
 
     def gap_before(self, first_key: int) -> KeySpan | None:
         """The keys that would stay without a row if first_key were written next."""
+        if first_key == self.last_key + 1:
+            return None
         begin = self.below(first_key).last_key + 1
         return KeySpan(begin, first_key) if first_key > begin else None
 
@@ -56,7 +58,7 @@ class Rows:
         """These rows after writing num_pairs pairs from first_key on (keys >= first_key are dropped first)."""
         kept = self.below(first_key)
         end = first_key + num_pairs
-        if kept.spans and kept.last_key + 1 == first_key:
+        if kept.spans and kept.spans[-1].end == first_key:
             spans = (*kept.spans[:-1], KeySpan(kept.spans[-1].begin, end))
         else:
             spans = (*kept.spans, KeySpan(first_key, end))

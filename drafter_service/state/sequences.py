@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from drafter_service.state.advice import Advice
 from drafter_service.state.rows import KeySpan, Rows
+from drafter_service.state.values import value
 from specdraft.errors import Reason, SpecdraftError, make_error
 
 MAX_SPANS = 128
@@ -20,7 +21,7 @@ MAX_CLOSED = 4096
 """Closed sequences whose closing is remembered, so that a retry of it gets its answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SequenceView:
     """Where a sequence stands, as told to clients. Draft rows that wait for their verify are not counted."""
 
@@ -31,7 +32,7 @@ class SequenceView:
     first_approximate_key: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Round:
     """The last round that drafted: what is needed to judge it.
 
@@ -123,6 +124,12 @@ class Sequence:
         self.rows = rows
         self.draft_rows = ()
 
+    def take_rows(self, rows: Rows, first_key: int, draft_rows: tuple[int, ...]) -> None:
+        """Takes over rows that a write from first_key on made; draft rows that nobody verified go, others come."""
+        self.rows, self.draft_rows = rows, draft_rows
+        if self.first_approximate_key >= first_key:
+            self.first_approximate_key = -1
+
     def is_replay(self, op: int, digest: bytes) -> bool:
         """Whether `op` is the last accepted operation again; False = it is the next one.
 
@@ -161,9 +168,9 @@ class Sequence:
             INVALID_FIELD: as many tokens as lie between P and first_key are needed, or none.
             DRAFT_MISMATCH: a draft row was made from another token.
         """
-        begin = self.rows.last_key + 1
         if not verified_tokens:
             return self.rows
+        begin = self.rows.last_key + 1
         if first_key != begin + len(verified_tokens) or len(verified_tokens) > len(self.draft_rows):
             text = f"{len(verified_tokens)} verified tokens from key {begin} do not lead to first_key {first_key}"
             expected = f"{min(max(first_key - begin, 0), len(self.draft_rows))} tokens"

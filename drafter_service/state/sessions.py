@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from specdraft.errors import Reason, SpecdraftError, make_error
 
@@ -70,11 +70,15 @@ class Session:
         self.carry_owner = agreement.carry_owner or self.session_id
         self.opened_at = now
         self.expires_at = now + lease_s
+        self.has_ended = False
         self.arena = arena
         self.regions: Regions | None = None
         self.lanes: Closeable | None = None
         self.mapping_proven = False
         self.drive: DriveStream | None = None
+
+
+_Found = TypeVar("_Found", Session, Session | None)
 
 
 class SessionTable:
@@ -123,6 +127,14 @@ class SessionTable:
             session.expires_at = now + self.lease_s
         return session
 
+    def renew(self, session: Session) -> None:
+        """Renews the lease of a session that was found before. Raises SESSION_UNKNOWN once it has ended."""
+        now = self._clock()
+        with self._lock:
+            if session.has_ended or session.expires_at <= now:
+                raise make_error(Reason.SESSION_UNKNOWN, "no session belongs to this token")
+            session.expires_at = now + self.lease_s
+
     def attach(self, session: Session, drive: DriveStream) -> None:
         """Makes `drive` the session's stream and fences the one before."""
         with self._lock:
@@ -142,14 +154,14 @@ class SessionTable:
     def close(self, token: bytes) -> Session | None:
         """Forgets the token's session and returns it; None if there is none."""
         with self._lock:
-            return self._by_token.pop(_hashed(token), None)
+            return self._ended(self._by_token.pop(_hashed(token), None))
 
     def pop_expired(self) -> list[Session]:
         """Forgets the sessions whose lease has ended and returns them."""
         now = self._clock()
         with self._lock:
             ended = [token for token, session in self._by_token.items() if session.expires_at <= now]
-            return [self._by_token.pop(token) for token in ended]
+            return [self._ended(self._by_token.pop(token)) for token in ended]
 
     def num_regions(self) -> int:
         """Client regions that are open, over all sessions."""
@@ -159,7 +171,7 @@ class SessionTable:
     def pop_all(self) -> list[Session]:
         """Forgets all sessions and returns them."""
         with self._lock:
-            sessions = list(self._by_token.values())
+            sessions = [self._ended(session) for session in self._by_token.values()]
             self._by_token.clear()
         return sessions
 
@@ -168,7 +180,14 @@ class SessionTable:
         with self._lock:
             return sorted(self._by_token.values(), key=lambda session: session.opened_at)
 
+    @staticmethod
+    def _ended(session: _Found) -> _Found:
+        """Marks a session that is being forgotten."""
+        if session is not None:
+            session.has_ended = True
+        return session
+
 
 def _hashed(token: bytes) -> bytes:
     # Found by its hash, so that looking a token up takes no time that depends on how much of it was guessed.
-    return hashlib.sha256(token).digest()
+    return hashlib.blake2b(token, digest_size=32).digest()

@@ -6,6 +6,7 @@ import logging
 import platform
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric, ProcessCollector
 from prometheus_client.registry import Collector
@@ -25,6 +26,8 @@ ROW_KINDS = ("exact", "approximate")
 CARRY_ENDS = ("taken", "installed", "freed", "lost", "expired", "evicted")
 
 
+_T = TypeVar("_T")
+
 MAX_NOTED = 4096
 """Events that may wait for the next scrape before somebody has to enter them."""
 
@@ -36,9 +39,9 @@ class Notes(Collector):
     """
 
     def __init__(self) -> None:
-        self._noted: deque[tuple[Callable[[float], None], float]] = deque()
+        self._noted: deque[tuple[Callable[[Any], None], object]] = deque()
 
-    def note(self, enter: Callable[[float], None], value: float) -> None:
+    def note(self, enter: Callable[[_T], None], value: _T) -> None:
         """Will call enter(value). From any thread."""
         self._noted.append((enter, value))
         if len(self._noted) > MAX_NOTED:
@@ -176,7 +179,7 @@ class Metrics:
 
     def round_unjudged(self) -> None:
         """A round ended without saying what was accepted."""
-        self._unjudged.inc()
+        self._note(self._unjudged.inc, 1)
 
     def gap(self, outcome: str) -> None:
         """A write left a gap: "refused", or "declared" and carried out."""
@@ -216,10 +219,7 @@ class Metrics:
 
     def batch_run(self, num_entries: int, num_rows: int, seconds: float) -> None:
         """One forward."""
-        self._note(self._batch.observe, num_entries)
-        self._note(self._rows["exact"].inc, num_rows)
-        self._note(self._busy.inc, seconds)
-        self._note(self._stages["device"].observe, seconds)
+        self._note(self._enter_batch, (num_entries, num_rows, seconds))
 
     def queued(self, seconds: float) -> None:
         """A write waited this long for its forward."""
@@ -227,11 +227,22 @@ class Metrics:
 
     def write_done(self, num_drafts: int, stop: str | None) -> None:
         """One write went through; `stop` is None for a catch-up."""
+        self._note(self._enter_write, (num_drafts, stop))
+
+    def _enter_batch(self, batch: tuple[int, int, float]) -> None:
+        num_entries, num_rows, seconds = batch
+        self._batch.observe(num_entries)
+        self._rows["exact"].inc(num_rows)
+        self._busy.inc(seconds)
+        self._stages["device"].observe(seconds)
+
+    def _enter_write(self, write: tuple[int, str | None]) -> None:
+        num_drafts, stop = write
         if stop is not None:
-            self._note(self._stops[stop].inc, 1)
+            self._stops[stop].inc()
         if num_drafts:
-            self._note(self._proposals.inc, 1)
-            self._note(self._drafts.inc, num_drafts)
+            self._proposals.inc()
+            self._drafts.inc(num_drafts)
 
     def _enter_judged(self, num_accepted: float) -> None:
         self._accepted.inc(num_accepted)

@@ -86,21 +86,20 @@ class ProposeTrace:
         """The request has been checked; it is about to be submitted."""
         self._decoded = self._tracing.clock()
 
-    def around(self, encode: Callable[[], _T]) -> Callable[[], _T]:
-        """Around what makes the answer. Called in the engine's thread, right after the batch."""
+    def around(self, fill: Callable[[_T], None]) -> Callable[[_T], None]:
+        """Around what fills the answer. Called in the engine's thread, right after the batch."""
         tracing = self._tracing
         ran, done = tracing.last_run(), tracing.clock()
 
-        def encode_and_tell() -> _T:
+        def fill_and_tell(answer: _T) -> None:
             is_well = False
             try:
-                answer = encode()
+                fill(answer)
                 is_well = True
-                return answer
             finally:
                 self._tell(ran, done, is_well=is_well)
 
-        return encode_and_tell
+        return fill_and_tell
 
     def _tell(self, ran: tuple[float, float], done: float, *, is_well: bool) -> None:
         tracing, end = self._tracing, self._tracing.clock()

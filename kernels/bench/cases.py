@@ -364,7 +364,7 @@ def attention_cases(bench: Bench, shapes: Sequence[tuple[int, int]]) -> Iterator
 def _attention_case(bench: Bench, batch: int, rows: int) -> Case:
     size = bench.size
     pages = -(-rows // size.page_rows)
-    pools = _pools(bench, batch * pages)
+    pools = pools_of(bench, batch * pages)
     order = torch.randperm(batch * pages, device=bench.device).to(torch.int32)
     table = order.view(batch, pages)
     counts = torch.full((batch,), rows, dtype=torch.int32, device=bench.device)
@@ -372,7 +372,7 @@ def _attention_case(bench: Bench, batch: int, rows: int) -> Case:
     out, scale = torch.empty_like(q), size.head_dim**-0.5
     plan = plan_attention(batch, size.num_kv_heads, pages * size.page_rows)
     workspace = AttentionWorkspace(batch, size.num_heads, size.head_dim, plan.parts, bench.device)
-    dense = [tuple(_gathered(part, table, rows) for part in pair) for pair in pools]
+    dense = [tuple(gathered(part, table, rows) for part in pair) for pair in pools]
 
     def call(pair: tuple[Tensor, Tensor], chosen: AttentionPlan = plan) -> None:
         paged_attention_into(q, *pair, table, counts, scale, out, workspace, plan=chosen, backend=Backend.TRITON)
@@ -394,7 +394,7 @@ def _attention_case(bench: Bench, batch: int, rows: int) -> Case:
     return Case(name, floor, [partial(call, pair) for pair in pools], peers, error, candidates)
 
 
-def _pools(bench: Bench, num_pages: int) -> list[tuple[Tensor, Tensor]]:
+def pools_of(bench: Bench, num_pages: int) -> list[tuple[Tensor, Tensor]]:
     """Copies of K and V."""
     size = bench.size
     pool = (num_pages, size.page_rows, size.num_kv_heads, size.head_dim)
@@ -402,7 +402,7 @@ def _pools(bench: Bench, num_pages: int) -> list[tuple[Tensor, Tensor]]:
     return [(bench.weights.normal(*pool), bench.weights.normal(*pool)) for _ in range(copies)]
 
 
-def _gathered(pages: Tensor, table: Tensor, rows: int) -> Tensor:
+def gathered(pages: Tensor, table: Tensor, rows: int) -> Tensor:
     """[B, Hkv, rows, D], as PyTorch's attention takes it."""
     return pages[table.long()].flatten(1, 2)[:, :rows].transpose(1, 2).contiguous()
 

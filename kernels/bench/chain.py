@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from heads import HeadSize, Weights, num_bytes, projection_shape
 from torch import Tensor
+from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention, silu
 from torch.nn.functional import linear as torch_linear
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from drafter_kernels import Backend
 from drafter_kernels.fuse_pair import PairNorms
 from drafter_kernels.linear import InputNorm, LinearWorkspace, linear, linear_joined, pair_linear, plan_linear
 from drafter_kernels.lm_head import LmHeadWorkspace, lm_head, plan_lm_head
-from drafter_kernels.paged_attention import AttentionWorkspace, paged_attention_into, plan_attention
-from drafter_kernels.qk_rope_write import HeadNorms, RopeTable, qk_rope_write
+from drafter_kernels.paged_attention import AttentionWorkspace, plan_attention, projected_attention_into
+from drafter_kernels.qk_rope_write import HeadNorms, RopeTable
 from drafter_kernels.rms_norm import RowNorm
 
 EPSILON = 1e-6
+# Into how many parts plain PyTorch cuts a weight's rows for one row of x.
+_PARTS: Final = 8
+# How many sums of exponentials a row has at first: one sum a row would begin with a memset.
+_SUMS: Final = 32
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class KernelChain:
 
         self.joined, self.x, self.middle, self.final = rows(2 * size.hidden), *(rows(size.hidden) for _ in range(3))
         self.projected, self.ffn = rows(size.shape.width), rows(size.ffn)
-        self.q, self.attended = (rows(size.num_heads * size.head_dim) for _ in range(2))
+        self.attended = rows(size.num_heads * size.head_dim)
         self.ids = torch.empty(drafts, batch, dtype=torch.int64, device=device)
         self.logprobs = torch.empty(drafts, batch, device=device)
         self.recycled = torch.empty(drafts, batch, size.hidden, dtype=torch.bfloat16, device=device)
@@ -186,28 +191,19 @@ class KernelChain:
         size, norms, batch = self.head.size, self.head.norms, self.settings.batch
         pools = (self.head.k_pages, self.head.v_pages)
         self._project_heads(norm)
-        q = self.q.view(batch, size.num_heads, size.head_dim)
-        qk_rope_write(
+        projected_attention_into(
             self.projected,
             self.keys[step],
             self.slots[step],
             *pools,
+            self.head.page_table,
+            self.counts[step],
             size.shape,
             HeadNorms(norms["q"], norms["k"], EPSILON),
             self.rope,
-            q_out=q,
-            overlaps=self.settings.overlaps,
-            backend=Backend.TRITON,
-        )
-        paged_attention_into(
-            q,
-            *pools,
-            self.head.page_table,
-            self.counts[step],
             size.head_dim**-0.5,
-            self.attended.view(q.shape),
+            self.attended.view(batch, size.num_heads, size.head_dim),
             self.attention_workspace,
-            gate=size.shape.gate_of(self.projected),
             plan=self.attention_plan,
             backend=Backend.TRITON,
         )
@@ -232,31 +228,38 @@ class KernelChain:
 class TorchChain:
     """The same head in plain PyTorch, bf16, with K/V in one dense tensor a sequence.
 
-    As few kernels as plain PyTorch needs: rows of the projection are in the order queries, keys, values, gates, so that
-    queries and keys are normalised and turned together; residuals are added by the products.
+    As fast as plain PyTorch was found to be, by the layout of weights and by as few kernels as it needs:
+
+    * The LM head lies column by column. One row of x meets the other weights in 8 parts (`bmm`), for which cuBLAS takes
+      kernels that do not split K; the residual is what such a product adds to.
+    * The projection's rows are in the order queries, keys, values, gates. The elements of a head are so ordered that
+      those which turn together are half a head apart: norm scales, cosines and sines are then two factors for all heads
+      of both kinds, and one copy takes keys and values to their row.
+    * A pair's halves are normalised together.
+    * Log-probabilities are computed for all drafts of a round at once, since no draft needs the one before it.
     """
 
     def __init__(self, head: Bf16Head, settings: ChainSettings) -> None:
         self.head, self.settings = head, settings
-        size, batch, device = head.size, settings.batch, head.weights.device
-        length = settings.num_rows + settings.num_drafts
-        self.k, self.v = (
-            pages.view(batch, -1, size.num_kv_heads, size.head_dim)[:, :length].transpose(1, 2).contiguous()
+        size, batch, device, weights = head.size, settings.batch, head.weights.device, head.projections
+        length, order = settings.num_rows + settings.num_drafts, _half_apart(size, device)
+        k, v = (
+            pages.view(batch, -1, size.num_kv_heads, size.head_dim)[:, :length].transpose(1, 2)
             for pages in (head.k_pages, head.v_pages)
         )
-        by_head = head.projections["q"].view(size.num_heads, 2, size.head_dim, size.hidden)
-        queries, gates = (by_head[:, part].flatten(0, 1) for part in (0, 1))
-        self.qkv = torch.cat((queries, head.projections["kv"], gates))
+        self.kv = torch.stack((k[..., order], v))
+        queries, gates = weights["q"].view(size.num_heads, 2, size.head_dim, size.hidden).unbind(1)
+        keys, values = weights["kv"].view(2, size.num_kv_heads, size.head_dim, size.hidden)
+        self.qkv = torch.cat([part.flatten(0, 1) for part in (queries[:, order], keys[:, order], values, gates)])
+        self.lm_head = weights["lm_head"].T.contiguous()
         self.norms = {name: norm.to(torch.bfloat16) for name, norm in head.norms.items()}
-        counts = (("q", size.num_heads), ("k", size.num_kv_heads))
-        self.qk_norm = torch.cat([self.norms[name].expand(count, -1) for name, count in counts])
-        rope = head.rope()
-        positions = torch.arange(settings.num_rows, length, device=device, dtype=torch.float64)
-        angles = positions[:, None] * rope.turns * (2 * torch.pi)
-        self.cos = torch.cat((angles.cos(), angles.cos()), -1).to(torch.bfloat16)
-        self.sin = torch.cat((-angles.sin(), angles.sin()), -1).to(torch.bfloat16)
-        self.ids = torch.empty(settings.num_drafts, batch, dtype=torch.int64, device=device)
-        self.logprobs = torch.empty(settings.num_drafts, batch, device=device)
+        self.pair_norm = torch.stack((self.norms["embedding"], self.norms["hidden"]))
+        self._make_rotation(order)
+        shape = (settings.num_drafts, batch)
+        self.ids = torch.empty(shape, dtype=torch.int64, device=device)
+        self.logits = torch.empty(*shape, size.vocab, dtype=torch.bfloat16, device=device)
+        self.best = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        self.logprobs = torch.empty(shape, device=device)
 
     @property
     def num_bytes(self) -> int:
@@ -271,36 +274,70 @@ class TorchChain:
         tokens, hiddens = self.head.tokens, self.head.hiddens
         for step in range(self.settings.num_drafts):
             tokens, hiddens = self._forward(step, tokens, hiddens)
+        sums = torch.sub(self.logits, self.best.float().unsqueeze(-1)).exp_().unflatten(-1, (_SUMS, -1)).sum(-1).sum(-1)
+        torch.neg(sums.log_(), out=self.logprobs)
+
+    def _make_rotation(self, order: Tensor) -> None:
+        """What multiplies a normalised head, and what multiplies its halves exchanged: bf16 [K, heads, D] each."""
+        size, settings, rope = self.head.size, self.settings, self.head.rope()
+        half, turning = size.head_dim // 2, size.rotary // 2
+        rows = torch.arange(settings.num_drafts, device=order.device, dtype=torch.float64) + settings.num_rows
+        angles = rows[:, None] * rope.turns * (2 * torch.pi)
+        cos = torch.ones(settings.num_drafts, 2, half, device=order.device, dtype=torch.float64)
+        sin = torch.zeros_like(cos)
+        cos[..., :turning] = angles.cos()[:, None]
+        sin[..., :turning] = torch.stack((-angles.sin(), angles.sin()), 1)
+        counts = (("q", size.num_heads), ("k", size.num_kv_heads))
+        scales = torch.cat([self.head.norms[name].expand(count, -1) for name, count in counts])[:, order]
+        self.cos = (cos.flatten(1)[:, None] * scales).to(torch.bfloat16)
+        self.sin = (sin.flatten(1)[:, None] * scales.roll(half, -1)).to(torch.bfloat16)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return rms_norm(x, x.shape[-1:], self.norms[name], EPSILON)
 
     def _forward(self, step: int, tokens: Tensor, hiddens: Tensor) -> tuple[Tensor, Tensor]:
         weights = self.head.projections
-        pair = torch.cat((self._norm(self.head.embedding[tokens], "embedding"), self._norm(hiddens, "hidden")), -1)
-        x = torch_linear(pair, weights["fc"])
-        x = torch.addmm(x, self._attend(step, self._norm(x, "input")), weights["o"].T)
+        pair = torch.stack((embedding(tokens, self.head.embedding), hiddens), 1)
+        pair = rms_norm(pair, pair.shape[-1:], None, EPSILON).mul_(self.pair_norm)
+        x = _product(pair.flatten(1), weights["fc"])
+        x = _product(self._attend(step, self._norm(x, "input")), weights["o"], x)
         gate, up = torch_linear(self._norm(x, "ffn"), weights["gate_up"]).chunk(2, dim=-1)
-        x = torch.addmm(x, silu(gate).mul_(up), weights["down"].T)
+        x = _product(silu(gate).mul_(up), weights["down"], x)
         y = self._norm(x, "final")
-        logits = torch_linear(y, weights["lm_head"])
-        best, _ = torch.max(logits, -1, keepdim=True, out=(logits.new_empty(0), self.ids[step].unsqueeze(1)))
-        everything = logits.float().sub_(best).exp_().sum(-1)
-        torch.neg(everything.log_(), out=self.logprobs[step])
+        torch.mm(y, self.lm_head, out=self.logits[step])
+        torch.max(self.logits[step], -1, out=(self.best[step], self.ids[step]))
         return self.ids[step], y
 
     def _attend(self, step: int, normed: Tensor) -> Tensor:
         size, batch = self.head.size, self.settings.batch
-        row, heads = self.settings.num_rows + step, size.num_heads + size.num_kv_heads
+        row, turned = self.settings.num_rows + step, size.num_heads + size.num_kv_heads
         parts = torch_linear(normed, self.qkv).view(batch, -1, size.head_dim)
-        v, gates = parts[:, heads : heads + size.num_kv_heads], parts[:, heads + size.num_kv_heads :]
-        qk = rms_norm(parts[:, :heads], (size.head_dim,), None, EPSILON).mul_(self.qk_norm)
-        turned = qk[..., : size.rotary]
-        other = turned.roll(size.rotary // 2, -1).mul_(self.sin[step])
-        turned.mul_(self.cos[step]).add_(other)
-        self.k[:, :, row] = qk[:, size.num_heads :]
-        self.v[:, :, row] = v
-        keys, values = self.k[:, :, : row + 1], self.v[:, :, : row + 1]
-        q = qk[:, : size.num_heads, None]
+        heads, gates = parts[:, :turned], parts[:, turned + size.num_kv_heads :]
+        plain = rms_norm(heads, (size.head_dim,), None, EPSILON)
+        torch.addcmul(plain * self.cos[step], plain.roll(size.head_dim // 2, -1), self.sin[step], out=heads)
+        written = parts[:, size.num_heads : turned + size.num_kv_heads].unflatten(1, (2, -1))
+        self.kv[..., row, :] = written.transpose(0, 1)
+        keys, values = self.kv[..., : row + 1, :]
+        q = parts[:, : size.num_heads, None]
         attended = scaled_dot_product_attention(q, keys, values, enable_gqa=True)[:, :, 0]
         return torch.sigmoid(gates).mul_(attended).flatten(1)
+
+
+def _half_apart(size: HeadSize, device: torch.device) -> Tensor:
+    """An order of a head's elements in which those that turn together are half a head apart."""
+    turning, half = size.rotary // 2, size.head_dim // 2
+    first, second, rest = torch.arange(size.head_dim, device=device).split(
+        (turning, turning, size.head_dim - 2 * turning)
+    )
+    return torch.cat((first, rest[: half - turning], second, rest[half - turning :]))
+
+
+def _product(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Tensor:
+    """x weight^T, added to the residual in its place if there is one."""
+    if len(x) > 1:
+        return torch_linear(x, weight) if residual is None else residual.addmm_(x, weight.T)
+    parts, column = weight.unflatten(0, (_PARTS, -1)), x.T.expand(_PARTS, -1, 1)
+    if residual is None:
+        return torch.bmm(parts, column).view(1, -1)
+    residual.view(_PARTS, -1, 1).baddbmm_(parts, column)
+    return residual

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import triton
 from chain import Bf16Head, ChainSettings, KernelChain, TorchChain
 from heads import DENSE, TOY, Weights
 from measure import copy_bandwidth, time_side_by_side
+from projected_cases import projected_cases
 from result import figures_of, write_result
 
 _ROUND_LAUNCHES = 4
@@ -81,7 +83,8 @@ def _cases(group: str, bench: cases.Bench) -> Iterator[cases.Case]:
     if group == "rows":
         return cases.row_cases(bench, (1, 2) if toy else (1, 64))
     if group == "attention":
-        return cases.attention_cases(bench, ((1, 9), (2, 5)) if toy else ((1, 1024), (64, 1024), (1, 200_000)))
+        shapes = ((1, 9), (2, 5)) if toy else ((1, 1024), (64, 1024), (1, 200_000))
+        return chain(cases.attention_cases(bench, shapes), projected_cases(bench, shapes))
     return cases.absorb_cases(bench, (1, 5) if toy else (1, 8, 64, 1024, 8192))
 
 

@@ -102,6 +102,21 @@ def test_early_rounds_draft_what_host_synchronised_ones_do(clients):
     assert len(target.seen) == len(writes) + 1
 
 
+def test_what_the_device_is_done_with_counts_before_anybody_has_looked(clients, monkeypatch):
+    target = Target(clients)
+    watchdog = clients.server.service.assembly._lanes.desk.watchdog
+    with target.client.open_sequence() as sequence:
+        slot = target.client.claim_slot()
+        with monkeypatch.context() as patched:
+            patched.setattr(watchdog, "_look", lambda lane: None)
+            for first_key in range(4):
+                target.verify(slot, first_key, 1)
+                (outputs,) = target.propose(sequence, slot).outputs(10)
+                assert not isinstance(outputs, SpecdraftError), outputs
+        watchdog.wake()
+        assert sequence.state().row_count == 4
+
+
 def test_a_round_is_answered_and_waited_for_while_the_verify_still_runs(clients):
     target = Target(clients)
     gate = target.gate()

@@ -292,6 +292,28 @@ def test_a_device_that_hangs_does_not_keep_the_process(tiny_checkpoint, socket_p
         assert "does not come back" in process.stderr.read()
 
 
+TELLS_WHAT_IS_COLLECTED = """
+import gc, sys
+from drafter_service import cli
+say = cli._say_where
+
+def tell(*arguments):
+    say(*arguments)
+    print(len(gc.get_objects()), gc.get_freeze_count(), flush=True)
+
+cli._say_where = tell
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_collection_of_garbage_looks_at_nothing_that_was_loaded(tiny_checkpoint, socket_path):
+    command = [sys.executable, "-c", TELLS_WHAT_IS_COLLECTED, "serve"]
+    with serving(flags(tiny_checkpoint, socket_path), command=command) as (process, _):
+        num_looked_at, num_frozen = map(int, process.stdout.readline().split())
+    assert num_frozen > 10_000
+    assert num_looked_at < num_frozen // 50
+
+
 LOADS_FOREVER = """
 import sys, threading
 from drafter_service import cli

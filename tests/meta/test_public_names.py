@@ -13,6 +13,7 @@ PUBLIC_NAMES: dict[str, list[str]] = {
         "paged_attention",
         "paged_attention_into",
         "plan_attention",
+        "projected_attention_into",
     ],
     "drafter_kernels.quantize": [
         "BLOCK_SIZE",

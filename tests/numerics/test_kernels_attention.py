@@ -5,14 +5,17 @@ import math
 import pytest
 import torch
 
+from drafter_kernels import Backend
 from drafter_kernels.paged_attention import (
     AttentionPlan,
     AttentionWorkspace,
     paged_attention,
     paged_attention_into,
     plan_attention,
+    projected_attention_into,
 )
-from kernel_backends import DEVICES, TRITON, random, relative_error, unwritten
+from drafter_kernels.qk_rope_write import HeadNorms, HeadShape, RopeTable
+from kernel_backends import DEVICES, TRITON, on, random, relative_error, unwritten
 
 pytest.importorskip("triton")
 
@@ -111,6 +114,49 @@ def test_packed_output_is_the_same_in_another_order(device):
     plain = run(q, pages, table, [9], plan=AttentionPlan(2, 16), device=device)
     packed = run(q, pages, table, [9], plan=AttentionPlan(2, 16), device=device, packed_out=True)
     assert torch.equal(packed.view(8, 2).T.flatten(), plain.flatten())
+
+
+def projected_run(given, pools, *, device, backend, workspace=None, plan=None):
+    """Output and pools of `projected_attention_into`, on the CPU."""
+    projected, keys, slots, table, counts, shape, norms, rope = (on(device, part) for part in given)
+    out = unwritten(len(projected), shape.num_heads, shape.head_dim, dtype=projected.dtype, device=device)
+    pages = [part.clone().to(device) for part in pools]
+    where = (*pages, table, counts, shape, norms, rope, 0.3)
+    projected_attention_into(projected, keys, slots, *where, out, workspace, plan=plan, backend=backend)
+    return [part.cpu() for part in (out, *pages)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("parts", [1, 3, 8])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_projection_attends_to_its_own_row_too(device, parts, gated, dtype):
+    """As the two operations would: a row that is written is the last that counts, or one where none counts."""
+    shape, counts, writes = HeadShape(6, 2, 24, gated=gated), [1, 37, 16, 9, 33, 0, 0], [1, 1, 0, 1, 1, 1, 0]
+    *pools, table = filled(counts, page_rows=5, kv_heads=2, width=24, dtype=dtype)
+    free = next(page for page in range(len(pools[0])) if page not in table)
+    rows = [max(count - 1, 0) for count in counts]
+    pages = [int(table[index, row // 5]) if counts[index] else free for index, row in enumerate(rows)]
+    places = zip(pages, rows, writes, strict=True)
+    slots = torch.tensor([page * 5 + row % 5 if written else -1 for page, row, written in places])
+    for part in pools:
+        part.flatten(0, 1)[slots[slots >= 0]] = math.nan
+    projected = random(len(counts), shape.width, seed=3, dtype=dtype)
+    projected[-1] = math.nan
+    keys, row_counts = torch.tensor([0, 199_999, 15, 8, 32, 77, 0]), torch.tensor(counts, dtype=torch.int32)
+    norms = HeadNorms(random(24, seed=1) + 1, random(24, seed=2) + 1, 1e-6)
+    rope = RopeTable.of([1.0, 0.1, 0.01, 0.001], torch.device("cpu"), amplitude=1.25, position_offset=1)
+    given = (projected, keys, slots, table, row_counts, shape, norms, rope)
+    workspace = AttentionWorkspace(len(counts), 6, 24, parts, torch.device(device))
+    options = {"workspace": workspace, "plan": AttentionPlan(parts, 16), "device": device, "backend": TRITON}
+    found, again = projected_run(given, pools, **options), projected_run(given, pools, **options)
+    expected = projected_run(given, pools, device="cpu", backend=Backend.REFERENCE)
+    assert torch.equal(found[0], again[0])
+    assert not workspace.counters.any()
+    assert not found[0][-2:].any()
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine.isnan(), theirs.isnan())
+        assert relative_error(mine.nan_to_num(), theirs.nan_to_num()) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("packed_out", [False, True])

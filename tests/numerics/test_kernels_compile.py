@@ -24,6 +24,7 @@ from cases import Bench, absorb_cases, attention_cases, linear_cases, lm_head_ca
 from drafter_kernels import CompileWatch
 from heads import DENSE, Weights
 from hopper import compiling_for_hopper, examine
+from projected_cases import projected_cases
 
 bench = Bench(DENSE, Weights(torch.device("cpu"), empty=True), True)
 compiled, kernels = [], {}
@@ -32,6 +33,7 @@ groups = {
     "linear": lambda batches: linear_cases(bench, batches),
     "rows": lambda batches: row_cases(bench, batches),
     "attention": lambda batches: attention_cases(bench, [(batch, 300) for batch in batches]),
+    "projected": lambda batches: projected_cases(bench, [(batch, 300) for batch in batches]),
     "absorb": lambda batches: absorb_cases(bench, batches),
 }
 later = {}
@@ -43,7 +45,7 @@ with compiling_for_hopper() as launched, CompileWatch(compiled.append):
             for portable in case.candidates.get("portable", ()):
                 portable()
         count = len(compiled)
-        for case in make([1, 2, 3, 13, 16] if name != "attention" else [4]):
+        for case in make([4] if name in {"attention", "projected"} else [1, 2, 3, 13, 16]):
             case.calls[0]()
         later[name] = compiled[count:]
     for case in lm_head_cases(bench, [32, 64]):
@@ -99,12 +101,13 @@ def test_all_kernels_were_compiled_and_none_spills_registers(report):
         "reduce_kernel",
         "fuse_pair_kernel",
         "qk_rope_write_kernel",
-        "part_kernel",
-        "join_kernel",
+        "attention_kernel",
     }
     assert {kernel["name"] for kernel in report["kernels"]} >= expected
     # The library's sine has a table on its stack for angles that are never asked for.
-    assert not [kernel for kernel in report["kernels"] if kernel["stack"] and kernel["name"] != "qk_rope_write_kernel"]
+    with_sines = {"qk_rope_write_kernel", "attention_kernel"}
+    assert not [kernel for kernel in report["kernels"] if kernel["stack"] and kernel["name"] not in with_sines]
+    assert not [kernel for kernel in of(report, *with_sines) if kernel["stack"] > 32]
 
 
 def test_products_run_on_the_tensor_cores_of_hopper_fed_by_asynchronous_copies(report):
@@ -138,7 +141,7 @@ def test_one_row_is_read_16_bytes_a_thread_and_asked_for_before_x_is_waited_for(
 def test_no_live_number_of_rows_is_compiled_for(report):
     assert report["first"] >= 20  # so that what is counted later can be seen
     assert report["later"] == {name: [] for name in report["later"]}
-    assert set(report["later"]) == {"lm_head", "linear", "rows", "attention", "absorb"}
+    assert set(report["later"]) == {"lm_head", "linear", "rows", "attention", "projected", "absorb"}
 
 
 def test_without_triton_the_package_is_imported_and_the_references_run():

@@ -5,11 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drafter_kernels.lm_head import GrammarMasks, LmHeadPlan, lm_head_reference, plan_lm_head
+from drafter_kernels.lm_head import (
+    GrammarMasks,
+    LmHeadPlan,
+    LmHeadWorkspace,
+    lm_head,
+    lm_head_reference,
+    plan_lm_head,
+)
 from drafter_kernels.lm_head import plan as plans
 from drafter_kernels.lm_head.plan import HopperPlan, plan_portable
 from drafter_kernels.rms_norm import RowNorm
-from kernel_backends import random, unwritten
+from kernel_backends import on, random, unwritten
 from lm_head_runs import expect, masks_of, run, stored
 
 pytest.importorskip("triton")
@@ -118,6 +125,20 @@ def test_the_final_norm_is_written_and_used(batch, overlaps):
     lm_head_reference(x, made, norm=RowNorm(scale, 1e-6, normed))
     torch.testing.assert_close(out.cpu(), normed, rtol=2**-7, atol=0)
     expect(found, lm_head_reference(out.cpu(), made), out.cpu(), made)
+
+
+@pytest.mark.gpu
+def test_one_row_leaves_its_workspace_as_it_found_it():
+    made = on(DEVICE, stored("nvfp4", random(5000, 1024, seed=1)))
+    plan = replace(hopper_plan(1024, 1), programs=77)
+    workspace = LmHeadWorkspace(made, 1, (plan,))
+    found = []
+    for seed in (2, 3, 2):
+        ids, logprobs = unwritten(1, dtype=torch.int64, device=DEVICE), unwritten(1, device=DEVICE)
+        lm_head(random(1, 1024, seed=seed, device=DEVICE), made, ids, logprobs, workspace, plan=plan)
+        found.append((int(ids), float(logprobs)))
+        assert not workspace.counter.any()
+    assert found[0] == found[2] != found[1]
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from drafter_service.server.calls import Answerable
 from drafter_service.server.drive import Drive
+from drafter_service.server.reading import NUM_ALONE
 from drafter_service.telemetry import Metrics
 from specdraft.errors import Code, Reason, SpecdraftError, make_error
 from specdraft.v1 import drafter_pb2 as pb
@@ -32,8 +33,8 @@ class Scripted:
 
     def begin(self, session, request, deadline, on_done, parent=None) -> None:
         how = request.entries[0].sequence_id
-        encode = self.fail if how == b"broken" else pb.ProposeResponse
-        answer = partial(on_done, Answerable(encode, time.monotonic()))
+        fill = self.fail if how == b"broken" else pb.ProposeResponse.SetInParent
+        answer = partial(on_done, Answerable(fill, time.monotonic()))
         if how == b"later":
             self.later = answer
         elif how == b"elsewhere":
@@ -60,7 +61,7 @@ class Scripted:
         self.is_committing = False
 
     @staticmethod
-    def fail():
+    def fail(_):
         raise RuntimeError("no memory")
 
 
@@ -189,3 +190,24 @@ def test_a_reader_that_has_ended_leaves_its_answers_to_grpcs_thread() -> None:
     assert stream.sent.get(timeout=PATIENCE_S) == (1, "gRPC", 0)
     stream.threads[1].join(PATIENCE_S)
     assert not stream.threads[1].is_alive()
+
+
+def test_a_stream_is_read_on_while_a_lone_request_takes_long() -> None:
+    calls = Scripted()
+    stream = Stream(calls)
+    second = threading.Thread(target=stream.drive.read, args=(iter(stream.requests.get, None),), name="second")
+    second.start()
+    stream.threads.append(second)
+    for number in range(1, NUM_ALONE):
+        stream.ask(number, b"end")
+        assert stream.sent.get(timeout=PATIENCE_S)[0] == number
+    calls.may_go_on.clear()
+    calls.at_work.clear()
+    stream.ask(NUM_ALONE, b"end")
+    assert calls.at_work.wait(PATIENCE_S)
+    stream.ask(NUM_ALONE + 1, b"elsewhere")
+    assert stream.sent.get(timeout=PATIENCE_S) == (NUM_ALONE + 1, "gRPC", 0)
+    calls.may_go_on.set()
+    assert stream.sent.get(timeout=PATIENCE_S)[0] == NUM_ALONE
+    stream.requests.put(None)  # one for each reader
+    stream.end()

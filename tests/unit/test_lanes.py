@@ -15,6 +15,7 @@ from drafter_service.memory.lanes import (
     StreamPool,
     Watchdog,
 )
+from drafter_service.memory.streams import SimulatedWork
 from specdraft.errors import Reason, SpecdraftError
 from specdraft.memory.counters import CounterPage
 from specdraft.memory.lane_protocol import RELEASED
@@ -60,7 +61,7 @@ class World:
         self.clock = Clock()
         self.offers = Offered()
         self.streams = stream_pool(self.driver)
-        self.tools = LaneTools(self.driver, 0, self.streams, self.driver.launch, self.clock)
+        self.tools = LaneTools(self.driver, 0, self.streams, SimulatedWork(self.driver), self.clock)
         self.news = []
         self.watchdog = Watchdog(lambda lane, dropped: self.news.append((lane, dropped)))
         self.lanes = []
@@ -216,7 +217,7 @@ def test_what_was_never_launched_is_named_by_the_release(make):
 def test_a_page_that_cannot_be_registered_is_told_and_leaves_nothing(tmp_path):
     driver = SimulatedDriver(tmp_path)
     driver.make_current(0)
-    tools = LaneTools(driver, 0, stream_pool(driver), driver.launch, Clock())
+    tools = LaneTools(driver, 0, stream_pool(driver), SimulatedWork(driver), Clock())
     driver.break_device("CUDA_ERROR_INVALID_VALUE")
     offers = Offered()
     refused(Reason.TRANSPORT_UNAVAILABLE, Lane, 0, tools, offers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drafter_service.state import Agreement, SessionTable
-from specdraft.errors import NotFoundError, ResourceExhaustedError
+from specdraft.errors import NotFoundError, Reason, ResourceExhaustedError
 
 AGREEMENT = Agreement("float32", 64, 8, "test")
 
@@ -46,6 +46,26 @@ def test_every_call_renews_the_lease(table: SessionTable, clock: Clock) -> None:
         table.find(token)
     assert table.pop_expired() == [session]
     assert len(table) == 0
+
+
+@pytest.mark.parametrize("ending", ["closed", "expired", "reaped", "all ended"])
+def test_a_lease_is_renewed_until_its_session_ends(table: SessionTable, clock: Clock, ending: str) -> None:
+    session, token = table.open(AGREEMENT, None)
+    for _ in range(5):
+        clock.now += 29
+        table.renew(session)
+    if ending in {"expired", "reaped"}:
+        clock.now += 30
+    if ending == "reaped":
+        assert table.pop_expired() == [session]
+        clock.now -= 30  # its lease is not what it has lost
+    elif ending == "closed":
+        table.close(token)
+    elif ending == "all ended":
+        table.pop_all()
+    with pytest.raises(NotFoundError) as caught:
+        table.renew(session)
+    assert caught.value.reason == Reason.SESSION_UNKNOWN
 
 
 def test_unknown_and_expired_tokens_get_one_answer(table: SessionTable, clock: Clock) -> None:

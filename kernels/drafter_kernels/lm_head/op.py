@@ -14,6 +14,7 @@ from drafter_kernels.dispatch import (
     check_tensor,
     is_interpreted,
     launch_options,
+    next_power_of_2,
     uses_triton,
 )
 from drafter_kernels.lm_head.plan import (
@@ -31,12 +32,14 @@ from drafter_kernels.rms_norm.op import Packing, launch_rms_norm
 _REDUCE_BLOCK: Final = 1024
 # Words of a row that a warp multiplies at a time.
 _HOPPER_WORDS: Final = 32
+# One for each thread of the widest program.
+_LEAST_PARTIALS: Final = 512
 
 
 class LmHeadWorkspace:
     """What the two stages and the packing of x need on the device, for up to `max_batch` rows of x; allocated once.
 
-    A workspace serves one call at a time: calls on one stream may share it.
+    A workspace serves one call at a time: calls on one stream may share it. Its counter is zero between calls.
     """
 
     def __init__(self, weight: LmHeadWeight, max_batch: int, plans: tuple[LmHeadPlan, ...] | None = None) -> None:
@@ -50,6 +53,7 @@ class LmHeadWorkspace:
         self.num_programs = programs
         self.partials = torch.empty(2 * max_batch * programs, dtype=torch.float32, device=device)
         self.partial_rows = torch.empty(max_batch * programs, dtype=torch.int32, device=device)
+        self.counter = torch.zeros(1, dtype=torch.int32, device=device)
         is_packed = isinstance(weight, PackedNvfp4 | Fp8Weight)
         self.packed = torch.empty(max_batch * columns if is_packed else 0, dtype=torch.float16, device=device)
         self.row_scales = torch.empty(max_batch, dtype=torch.float32, device=device)
@@ -94,8 +98,14 @@ def lm_head(
     if workspace is None or len(x) > workspace.max_batch or programs > workspace.num_programs:
         raise ValueError(f"lm_head: no workspace for {len(x)} rows of x and {programs} programs")
     check_aligned(x=x, weight=weight_data(weight))
-    _prepare(x, weight, workspace, norm, plan)
     options = _first_stage_options(workspace, count, draft_ids, masks, plan)
+    if isinstance(plan, HopperPlan) and plan.is_vector:
+        assert isinstance(weight, PackedNvfp4)
+        options |= {"out_ids": out_ids, "out_logprobs": out_logprobs, "counter": workspace.counter}
+        _only_stage(x, weight, norm, plan, options, programs)
+        return
+    _prepare(x, weight, workspace, norm, plan)
+    options["row_scales"] = workspace.row_scales
     _first_stage(x if norm is None else norm.out, weight, workspace, plan, options, (programs,))
     _second_stage(out_ids, out_logprobs, workspace, draft_ids, programs, overlaps=plan.overlaps)
 
@@ -132,7 +142,6 @@ def _first_stage_options(
     """What all kernels of the first stage take."""
     placeholder = workspace.partial_rows
     return {
-        "row_scales": workspace.row_scales,
         "draft_ids": placeholder if draft_ids is None else draft_ids,
         "masks": placeholder if masks is None else masks.words,
         "mask_index": placeholder if masks is None else masks.rows,
@@ -162,9 +171,16 @@ def _first_stage(  # noqa: PLR0917  # what the launches of the kernels are made 
         _dense_stage(x, weight, workspace, options | bucket | {"BK": plan.block_columns}, grid)
         return
     assert len(x) == 1 or not plan.is_vector
-    options |= {"block_scales": weight.block_scales, "tensor_scale": weight.tensor_scale}
+    options |= _scales(weight)
     if isinstance(plan, HopperPlan):
-        _hopper_stage(weight.words, workspace, plan, options if plan.is_vector else options | bucket, grid)
+        from drafter_kernels.lm_head.hopper.kernel import stream_kernel
+
+        steps = {
+            "NSUB": plan.block_columns // _HOPPER_WORDS,
+            "KW": weight.words.shape[1],
+            "maxnreg": plan.max_registers,
+        }
+        stream_kernel[grid](workspace.packed, words=weight.words, **options | bucket | steps)
         return
     from drafter_kernels.lm_head import kernel
 
@@ -176,19 +192,35 @@ def _first_stage(  # noqa: PLR0917  # what the launches of the kernels are made 
         kernel.nvfp4_kernel[grid](workspace.packed, **bucket, **options)
 
 
-def _hopper_stage(
-    words: Tensor, workspace: LmHeadWorkspace, plan: HopperPlan, options: dict[str, Any], grid: tuple[int]
+def _only_stage(  # noqa: PLR0917  # what the launch is made of
+    x: Tensor,
+    weight: PackedNvfp4,
+    norm: RowNorm | None,
+    plan: HopperPlan,
+    options: dict[str, Any],
+    programs: int,
 ) -> None:
-    from drafter_kernels.lm_head.hopper.kernel import stream_kernel, vector_kernel
+    """For one row of x: each program does what `_prepare` would, and the last one what the second stage would."""
+    from drafter_kernels.lm_head.hopper.kernel import vector_kernel
 
-    options["maxnreg"] = plan.max_registers
-    columns = words.shape[1]
-    if plan.is_vector:
-        pairs = workspace.packed.view(torch.int64)
-        vector_kernel[grid](pairs, words=words.view(torch.int64), PAIRS=columns // 2, **options)
-    else:
-        options |= {"NSUB": plan.block_columns // _HOPPER_WORDS, "KW": columns}
-        stream_kernel[grid](workspace.packed, words=words, **options)
+    assert len(x) == 1
+    vector_kernel[(programs,)](
+        x,
+        x if norm is None else norm.scale,
+        x if norm is None else norm.out,
+        0.0 if norm is None else norm.epsilon,
+        words=weight.words.view(torch.int64),
+        PAIRS=weight.words.shape[1] // 2,
+        HAS_NORM=norm is not None,
+        BLOCK=max(_LEAST_PARTIALS, next_power_of_2(plan.programs)),
+        maxnreg=plan.max_registers,
+        **options,
+        **_scales(weight),
+    )
+
+
+def _scales(weight: PackedNvfp4) -> dict[str, Tensor]:
+    return {"block_scales": weight.block_scales, "tensor_scale": weight.tensor_scale}
 
 
 def _dense_stage(

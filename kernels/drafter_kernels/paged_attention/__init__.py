@@ -5,6 +5,7 @@ from drafter_kernels.paged_attention.op import (
     AttentionWorkspace,
     paged_attention_into,
     plan_attention,
+    projected_attention_into,
 )
 from drafter_kernels.paged_attention.reference import paged_attention
 
@@ -14,4 +15,5 @@ __all__ = [
     "paged_attention",
     "paged_attention_into",
     "plan_attention",
+    "projected_attention_into",
 ]

@@ -7,36 +7,54 @@ _TWO_PI = tl.constexpr(6.283185307179586)
 
 
 @triton.jit
-def _normed_and_turned(
-    base,
-    norm,
-    turns,
-    position,
-    amplitude,
-    eps,
-    HAS_NORM: tl.constexpr,
-    D: tl.constexpr,
-    ROTARY: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """A head's D elements, float32. Each thread reads its partner's element too: no exchange between threads."""
-    d = tl.arange(0, BLOCK)
-    inside = d < D
-    HALF: tl.constexpr = ROTARY // 2
-    is_turned = d < ROTARY
-    partner = tl.where(is_turned, tl.where(d < HALF, d + HALF, d - HALF), d)
-    value = tl.load(base + d, mask=inside, other=0.0).to(tl.float32)
-    theirs = tl.load(base + partner, mask=inside, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        rms = tl.rsqrt(tl.sum(value * value, 0) / D + eps)
-        value = value * rms * tl.load(norm + d, mask=inside, other=0.0)
-        theirs = theirs * rms * tl.load(norm + partner, mask=inside, other=0.0)
+def rotation(turn, position, amplitude):
+    """Cosines and sines of a position for elements that do `turn` float64 turns a position, float32."""
     # Turns in float64, and only what is left of the last one in float32: position 200,000 is as exact as position 1.
-    whole = position.to(tl.float64) * tl.load(turns + d % HALF, mask=is_turned, other=0.0)
+    whole = position.to(tl.float64) * turn
     angle = (whole - tl.floor(whole + 0.5)).to(tl.float32) * _TWO_PI
-    cos, sin = tl.cos(angle) * amplitude, tl.sin(angle) * amplitude
-    turned = value * cos + tl.where(d < HALF, -theirs, theirs) * sin
-    return tl.where(is_turned, turned, value)
+    return tl.cos(angle) * amplitude, tl.sin(angle) * amplitude
+
+
+@triton.jit
+def load_turns(turns, d, ROTARY: tl.constexpr):
+    """Turns a position of elements d of a head; zeros behind ROTARY."""
+    return tl.load(turns + d % (ROTARY // 2), mask=d < ROTARY, other=0.0)
+
+
+@triton.jit
+def _partner(d, ROTARY: tl.constexpr):
+    """The element that each element turns with: itself behind ROTARY."""
+    HALF: tl.constexpr = ROTARY // 2
+    return tl.where(d < ROTARY, tl.where(d < HALF, d + HALF, d - HALF), d)
+
+
+@triton.jit
+def load_heads(base, has_head, norm, d, HAS_NORM: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr):
+    """Heads [G, D] that begin at `base` [G, 1] and the scales of their norm, each with its partners'.
+
+    Zeros where has_head [G, 1] is false. Each thread reads its partner's element too: no exchange between threads.
+    """
+    inside = has_head & (d < D)[None, :]
+    value = tl.load(base + d[None, :], mask=inside, other=0.0)
+    theirs = tl.load(base + _partner(d, ROTARY)[None, :], mask=inside, other=0.0)
+    scale = d.to(tl.float32)
+    their_scale = scale
+    if HAS_NORM:
+        scale = tl.load(norm + d, mask=d < D, other=0.0)
+        their_scale = tl.load(norm + _partner(d, ROTARY), mask=d < D, other=0.0)
+    return value, theirs, scale, their_scale
+
+
+@triton.jit
+def normed_and_turned(heads, cos, sin, eps, d, HAS_NORM: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr):
+    """What `load_heads` has loaded, normalised and turned, float32 [G, D]."""
+    value, theirs = heads[0].to(tl.float32), heads[1].to(tl.float32)
+    if HAS_NORM:
+        rms = tl.rsqrt(tl.sum(value * value, 1) / D + eps)[:, None]
+        value = value * rms * heads[2][None, :]
+        theirs = theirs * rms * heads[3][None, :]
+    turned = value * cos[None, :] + tl.where((d < ROTARY // 2)[None, :], -theirs, theirs) * sin[None, :]
+    return tl.where((d < ROTARY)[None, :], turned, value)
 
 
 @triton.jit(do_not_specialize=["position_offset"], do_not_specialize_on_alignment=["keys", "slots", "row_count"])
@@ -75,19 +93,23 @@ def qk_rope_write_kernel(
             return
     KV_WIDTH: tl.constexpr = NUM_KV_HEADS * D
     base = projected + row * (NUM_HEADS * Q_STEP + 2 * KV_WIDTH)
-    position = tl.load(keys + row) + position_offset
-    d = tl.arange(0, BLOCK)
+    d, only = tl.arange(0, BLOCK), tl.arange(0, 1)[:, None]
+    inside = (d < D)[None, :]
+    cos, sin = rotation(load_turns(turns, d, ROTARY), tl.load(keys + row) + position_offset, amplitude)
     if head < NUM_HEADS:
-        at = base + head * Q_STEP
-        q = _normed_and_turned(at, q_norm, turns, position, amplitude, eps, HAS_Q_NORM, D, ROTARY, BLOCK)
-        tl.store(q_out + (row * NUM_HEADS + head) * D + d, q.to(q_out.dtype.element_ty), mask=d < D)
+        at = base + head * Q_STEP + only
+        heads = load_heads(at, only == 0, q_norm, d, HAS_Q_NORM, D, ROTARY)
+        q = normed_and_turned(heads, cos, sin, eps, d, HAS_Q_NORM, D, ROTARY)
+        place = (row * NUM_HEADS + head) * D + only + d[None, :]
+        tl.store(q_out + place, q.to(q_out.dtype.element_ty), mask=inside)
     else:
         slot = tl.load(slots + row).to(tl.int64)
         if slot >= 0:
             kv_head = head - NUM_HEADS
-            at = base + NUM_HEADS * Q_STEP + kv_head * D
-            k = _normed_and_turned(at, k_norm, turns, position, amplitude, eps, HAS_K_NORM, D, ROTARY, BLOCK)
-            v = tl.load(at + KV_WIDTH + d, mask=d < D, other=0.0)
-            place = slot * KV_WIDTH + kv_head * D + d
-            tl.store(k_pages + place, k.to(k_pages.dtype.element_ty), mask=d < D)
-            tl.store(v_pages + place, v.to(v_pages.dtype.element_ty), mask=d < D)
+            at = base + NUM_HEADS * Q_STEP + kv_head * D + only
+            heads = load_heads(at, only == 0, k_norm, d, HAS_K_NORM, D, ROTARY)
+            k = normed_and_turned(heads, cos, sin, eps, d, HAS_K_NORM, D, ROTARY)
+            v = tl.load(at + KV_WIDTH + d[None, :], mask=inside, other=0.0)
+            place = slot * KV_WIDTH + kv_head * D + only + d[None, :]
+            tl.store(k_pages + place, k.to(k_pages.dtype.element_ty), mask=inside)
+            tl.store(v_pages + place, v.to(v_pages.dtype.element_ty), mask=inside)

@@ -6,7 +6,7 @@ import triton.language as tl
 
 # Biased exponent of what the largest |x| of a row is scaled to: 2^12, whose products with decoded codes are neither
 # lost nor infinite in float16.
-_SCALED_EXPONENT = tl.constexpr(127 + 12)
+SCALED_EXPONENT = tl.constexpr(127 + 12)
 
 
 def dot_type(dtype: torch.dtype, *, interpreted: bool) -> tl.dtype:
@@ -37,16 +37,19 @@ def rms_norm_kernel(
     tensor cores, float16 [M, 4, K / 256, 8, 4, 2]; 5: float16 [M, K]. `row_scales` float32 [M] undoes the scaling.
     Grid: M.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     inside = k < K
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    if HAS_NORM:
+        scale = tl.load(norm + k, mask=inside, other=0.0)  # on its way while x is waited for and summed
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     value = tl.load(x + row * K + k, mask=inside, other=0.0).to(tl.float32)
     if HAS_NORM:
         rms = tl.rsqrt(tl.sum(value * value, 0) / K + eps)
-        value = value * rms * tl.load(norm + k, mask=inside, other=0.0)
+        value = value * rms * scale
         rounded = value.to(normed.dtype.element_ty)
         tl.store(normed + row * K + k, rounded, mask=inside)
         value = rounded.to(tl.float32)
@@ -66,8 +69,8 @@ def rms_norm_kernel(
         tl.store(packed + row * K + place, value.to(packed.dtype.element_ty), mask=inside)
     elif PACKING != 0:
         largest = tl.max(tl.where(value == value, tl.abs(value), 0.0), 0)
-        exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, _SCALED_EXPONENT - 126)
-        up = ((-exponent + (127 + _SCALED_EXPONENT)) << 23).to(tl.float32, bitcast=True)
-        down = ((exponent + (127 - _SCALED_EXPONENT)) << 23).to(tl.float32, bitcast=True)
+        exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, SCALED_EXPONENT - 126)
+        up = ((-exponent + (127 + SCALED_EXPONENT)) << 23).to(tl.float32, bitcast=True)
+        down = ((exponent + (127 - SCALED_EXPONENT)) << 23).to(tl.float32, bitcast=True)
         tl.store(row_scales + row, down)
         tl.store(packed + row * K + place, (value * up).to(tl.float16), mask=inside)

@@ -59,8 +59,8 @@ def take_rows_kernel(
 @triton.jit(
     do_not_specialize=["R", "vocab_size", "at_key", "stride64", "at_count", "at_tokens", "stride32"],
     do_not_specialize_on_alignment=[
-        "slot", "state_index", "is_real", "planned", "max_keys", "num_rows_max", "states", "status", "is_live",
-        "is_limited", "first_key", "pair_count", "row_begin", "num_drafts", "tokens", "is_finite", "may_run",
+        "slot", "state_index", "is_real", "is_told", "told", "planned", "max_keys", "num_rows_max", "states", "status",
+        "is_live", "is_limited", "first_key", "pair_count", "row_begin", "num_drafts", "tokens", "is_finite", "may_run",
     ],
 )  # fmt: skip
 def check_kernel(
@@ -70,6 +70,8 @@ def check_kernel(
     slot,
     state_index,
     is_real,
+    is_told,
+    told,
     planned,
     max_keys,
     num_rows_max,
@@ -111,8 +113,14 @@ def check_kernel(
     r = tl.arange(0, BLOCK_R)
     token = tl.load(arena32 + at_tokens + its * stride32 + r, mask=r < R, other=0, volatile=True).to(tl.int64)
     finite = tl.load(is_finite + entry * R + r, mask=r < R, other=1)
-    row = states + 3 * tl.load(state_index + entry)
+    row, given = states + 3 * tl.load(state_index + entry), told + 3 * entry
     begin, begin_row, last_key = tl.load(row), tl.load(row + 1), tl.load(row + 2)
+    real = tl.load(is_real + entry) != 0
+    if real & (tl.load(is_told + entry) != 0):
+        begin, begin_row, last_key = tl.load(given), tl.load(given + 1), tl.load(given + 2)
+        tl.store(row, begin)
+        tl.store(row + 1, begin_row)
+        tl.store(row + 2, last_key)
     most_keys, most_rows = tl.load(max_keys + entry), tl.load(num_rows_max + entry)
     wanted = tl.load(planned + entry)
 
@@ -135,7 +143,7 @@ def check_kernel(
     number = tl.where(tl.sum((is_pair & (is_token == 0)).to(tl.int32), 0) == 0, number, TOKEN)
     number = tl.where(is_count, number, PAIR_COUNT)
     number = tl.where(tl.load(may_run) != 0, number, FENCED)
-    lives = (tl.load(is_real + entry) != 0) & (number == 0)
+    lives = real & (number == 0)
     tl.store(status + entry, number.to(tl.int64))
     tl.store(is_live + entry, lives.to(tl.uint8))
     tl.store(is_limited + entry, (positions < wanted).to(tl.uint8))

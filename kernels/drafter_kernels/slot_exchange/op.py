@@ -25,7 +25,7 @@ _BLOCK: Final = 1024
 
 # What the check is given, in its order.
 _CHECKED: Final = (
-    *("slot", "state_index", "is_real", "planned", "max_keys", "num_rows_max"),
+    *("slot", "state_index", "is_real", "is_told", "told", "planned", "max_keys", "num_rows_max"),
     *("status", "is_live", "is_limited", "first_key", "pair_count", "row_begin", "num_drafts", "tokens"),
     *("is_finite", "may_run"),
 )
@@ -228,8 +228,8 @@ def _check(memory: SlotMemory, wishes: SlotWishes, batch: int) -> None:
     check_tensor("arena", memory.arena, torch.uint8, len(memory.arena))
     check_tensor("states", memory.states, torch.int64, len(memory.states), 3)
     for part in fields(SlotWishes):
-        size = 1 if part.name == "ticket" else batch
-        kind = torch.bool if part.name == "is_real" else torch.int64
-        check_tensor(f"wishes.{part.name}", getattr(wishes, part.name), kind, size)
+        size = {"ticket": (1,), "told": (batch, 3)}.get(part.name, (batch,))
+        kind = torch.bool if part.name in {"is_real", "is_told"} else torch.int64
+        check_tensor(f"wishes.{part.name}", getattr(wishes, part.name), kind, *size)
     if memory.arena.data_ptr() % 8:
         raise ValueError("arena does not begin at a multiple of 8 bytes")

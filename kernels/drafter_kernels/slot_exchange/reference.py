@@ -90,6 +90,8 @@ class SlotWishes:
         slot: of the arena. Entries that only pad the batch repeat the first one's.
         state_index: in the table of sequence states; padding has the index of nobody's.
         is_real: bool.
+        is_told: bool, the table does not know the sequence's state yet, and is told.
+        told: [B, 3], that state.
         op: the operation's number.
         planned: drafts that the pages allow.
         planned_stop: why no more are planned.
@@ -101,6 +103,8 @@ class SlotWishes:
     slot: Tensor
     state_index: Tensor
     is_real: Tensor
+    is_told: Tensor
+    told: Tensor
     op: Tensor
     planned: Tensor
     planned_stop: Tensor
@@ -206,7 +210,11 @@ def _checked(  # noqa: PLR0917  # what `take_slots_reference` hands on
     numbers: StatusNumbers,
 ) -> TakenSlots:
     first_key, count, tokens, is_finite, may_run = found
-    begin, begin_row, last_key = memory.states.index_select(0, wishes.state_index).unbind(1)
+    states = memory.states.index_select(0, wishes.state_index)
+    is_told = wishes.is_real & wishes.is_told
+    states = torch.where(is_told[:, None], wishes.told, states)
+    memory.states.index_copy_(0, wishes.state_index[is_told], states[is_told])
+    begin, begin_row, last_key = states.unbind(1)
     pairs = tokens.shape[1]
     is_count = (count >= 1) & (count <= pairs)
     is_pair = torch.arange(pairs, device=count.device) < count.clamp(0, pairs)[:, None]

@@ -10,10 +10,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from drafter_kernels.quantize.kernel import DOT8_LACKS, DOT16, FLOAT16_LACKS, FLOAT16_NEIGHBOURS, FLOAT16_UP
+from drafter_kernels.rms_norm.kernel import SCALED_EXPONENT
 
 _LARGEST = gl.constexpr(3.4028234663852886e38)
 _NO_ROW = gl.constexpr(2147483647)
 _LOG2_E = gl.constexpr(1.4426950408889634)
+_UNALIGNED = ["mask_index", "out_ids", "out_logprobs"]
 
 
 @gluon.jit
@@ -76,10 +78,88 @@ def _spread(x, BN: gl.constexpr, L: gl.constexpr):
     return gl.broadcast(gl.expand_dims(x, 0), gl.zeros([BN, x.shape[0]], gl.int64, L))[0]
 
 
-@gluon.jit(do_not_specialize=["num_rows", "mask_words"], do_not_specialize_on_alignment=["mask_index"])
+@gluon.jit
+def _packed_row(
+    x,
+    norm,
+    normed,
+    eps,
+    PAIRS: gl.constexpr,
+    HAS_NORM: gl.constexpr,
+    L: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    """The one row of x as `rms_norm_kernel` would normalise and pack it: int64 [PAIRS] four times, and what undoes it.
+
+    Every program makes it again, while the first rows of the weight are on their way; the first writes `normed`.
+    """
+    K: gl.constexpr = 16 * PAIRS
+    ROW: gl.constexpr = gl.BlockedLayout([16], [32], [num_warps], [0])
+    k = gl.arange(0, K, ROW)
+    value = gl.load(x + k).to(gl.float32)
+    if HAS_NORM:
+        scale = gl.load(norm + k)
+        value = value * gl.rsqrt(gl.sum(value * value, 0) / K + eps) * scale
+        rounded = value.to(normed.dtype.element_ty)
+        if gl.program_id(0) == 0:
+            gl.store(normed + k, rounded)
+        value = rounded.to(gl.float32)
+    largest = gl.max(gl.where(value == value, gl.abs(value), 0.0), 0)
+    exponent = gl.maximum(largest.to(gl.int32, bitcast=True) >> 23, SCALED_EXPONENT - 126)
+    up = ((-exponent + (127 + SCALED_EXPONENT)) << 23).to(gl.float32, bitcast=True)
+    down = ((exponent + (127 - SCALED_EXPONENT)) << 23).to(gl.float32, bitcast=True)
+    # [pairs of words, 2 words, 4 pairs, 2]: of two words the same pair, four times.
+    turned = gl.permute(gl.reshape((value * up).to(gl.float16), [PAIRS, 2, 4, 2]), [2, 0, 1, 3])
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    smem = gl.allocate_shared_memory(gl.float16, [K], FLAT)
+    smem.store(gl.reshape(turned, [K]))
+    gl.thread_barrier()
+    words = smem._reinterpret(gl.int64, [4 * PAIRS], FLAT)  # noqa: SLF001  # there is no other way
+    C: gl.constexpr = gl.SliceLayout(0, L)
+    return (
+        words.slice(0, PAIRS, 0).load(C),
+        words.slice(PAIRS, PAIRS, 0).load(C),
+        words.slice(2 * PAIRS, PAIRS, 0).load(C),
+        words.slice(3 * PAIRS, PAIRS, 0).load(C),
+        down,
+    )
+
+
+@gluon.jit
+def _choose(
+    partials,
+    partial_rows,
+    draft_ids,
+    out_ids,
+    out_logprobs,
+    programs,
+    HAS_IDS: gl.constexpr,
+    BLOCK: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    """The second stage: the id and log-probability from what the programs found, which is read past L1."""
+    F: gl.constexpr = gl.BlockedLayout([BLOCK // (32 * num_warps)], [32], [num_warps], [0])
+    p = gl.arange(0, BLOCK, F)
+    inside = p < programs
+    best = gl.load(partials + p, mask=inside, other=-float("inf"), cache_modifier=".cg")
+    total = gl.load(partials + programs + p, mask=inside, other=0.0, cache_modifier=".cg")
+    rows = gl.load(partial_rows + p, mask=inside, other=_NO_ROW, cache_modifier=".cg")
+    top = gl.max(best, 0)
+    row = gl.min(gl.where(best == top, rows, _NO_ROW), 0)
+    everything = gl.sum(total * _exp(best - _base(top)), 0)
+    token = row.to(gl.int64)
+    if HAS_IDS:
+        token = gl.load(draft_ids + row, mask=row != _NO_ROW, other=0).to(gl.int64)
+    gl.store(out_ids, gl.where(row == _NO_ROW, -1, token))
+    gl.store(out_logprobs, gl.where(row == _NO_ROW, -float("inf"), -gl.log(everything)))
+
+
+@gluon.jit(do_not_specialize=["num_rows", "mask_words"], do_not_specialize_on_alignment=_UNALIGNED)
 def vector_kernel(
-    packed,
-    row_scales,
+    x,
+    norm,
+    normed,
+    eps,
     words,
     block_scales,
     tensor_scale,
@@ -90,17 +170,23 @@ def vector_kernel(
     partial_rows,
     num_rows,
     mask_words,
+    counter,
+    out_ids,
+    out_logprobs,
     PAIRS: gl.constexpr,
+    HAS_NORM: gl.constexpr,
     HAS_IDS: gl.constexpr,
     HAS_MASK: gl.constexpr,
     BN: gl.constexpr,
+    BLOCK: gl.constexpr,
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    """One row of x, `packed` int64 [4, PAIRS] of `Packing.PAIRS`; words int64 [N, PAIRS], two words each.
+    """One row of x [16 PAIRS], normalised into `normed` first if HAS_NORM; words int64 [N, PAIRS], two words each.
 
     All of x stays in registers, and a warp has whole rows of the weight: while it multiplies some, the next ones are
-    on their way into registers. Each thread keeps the best of its own rows until the end.
+    on their way into registers. Each thread keeps the best of its own rows until the end. The last of at most BLOCK
+    programs to arrive at `counter`, zero before and after, puts together what all found.
     """
     L: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [num_warps, 1], [1, 0])
     LR: gl.constexpr = gl.SliceLayout(1, L)
@@ -114,11 +200,9 @@ def vector_kernel(
         gdc_wait()  # weights were not written by the kernel before this one, all else may be
     if HAS_MASK:
         word, place = _mask_of_rows(masks, mask_index, mask_words, draft_ids, rows, num_rows, HAS_IDS)
-    x0 = _spread(gl.load(packed + k), BN, L)
-    x1 = _spread(gl.load(packed + PAIRS + k), BN, L)
-    x2 = _spread(gl.load(packed + 2 * PAIRS + k), BN, L)
-    x3 = _spread(gl.load(packed + 3 * PAIRS + k), BN, L)
-    scale = gl.load(tensor_scale) * gl.load(row_scales) * DOT8_LACKS
+    x0, x1, x2, x3, row_scale = _packed_row(x, norm, normed, eps, PAIRS, HAS_NORM, L, num_warps)
+    x0, x1, x2, x3 = _spread(x0, BN, L), _spread(x1, BN, L), _spread(x2, BN, L), _spread(x3, BN, L)
+    scale = gl.load(tensor_scale) * row_scale * DOT8_LACKS
     best = gl.full([BN], -float("inf"), gl.float32, LR)
     best_row = gl.full([BN], _NO_ROW, gl.int32, LR)
     total = gl.zeros([BN], gl.float32, LR)
@@ -143,6 +227,11 @@ def vector_kernel(
     gl.store(partials + program, top)
     gl.store(partials + programs + program, gl.sum(total * _exp(best - _base(top)), 0))
     gl.store(partial_rows + program, gl.min(gl.where(best == top, best_row, _NO_ROW), 0))
+    # All threads' stores before the one that counts, which releases them to whoever sees the last number.
+    gl.thread_barrier()
+    if gl.atomic_add(counter, 1, sem="acq_rel") == programs - 1:
+        gl.store(counter, 0)  # ready for the next launch
+        _choose(partials, partial_rows, draft_ids, out_ids, out_logprobs, programs, HAS_IDS, BLOCK, num_warps)
 
 
 # Up to 64 rows of x, on tensor cores
