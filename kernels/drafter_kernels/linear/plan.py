@@ -70,7 +70,8 @@ def plan_linear(
 ) -> LinearPlan:
     """The plan for `batch` rows of x: one for each bucket (1, 16, 32, 64, more), never for a live number of rows.
 
-    K is cut into parts where the output alone makes too few programs; x is normalised first then.
+    K is cut into parts where the output alone makes too few programs; x is normalised first then. With `overlaps` the
+    kernels that gain by it overlap: those in which all programs run at once, for one row of x on Hopper.
     """
     rows, columns = weight_shape(weight)
     num_out = rows // 2 if swiglu else rows
@@ -80,18 +81,18 @@ def plan_linear(
     if isinstance(weight, PackedNvfp4):
         steps = 32 if bucket <= 32 else 16
         split = _split(num_out, 64, columns // 8, steps) if bucket <= 64 and not swiglu else 1
-        return LinearPlan(64, min(bucket, 64), steps, split, 4, 3, overlaps)
+        return LinearPlan(64, min(bucket, 64), steps, split, 4, 3)
     is_wide = not isinstance(weight, Fp8Weight | Fp8BlockWeight) and weight.element_size() == 4
     if is_wide:
-        return LinearPlan(64, min(bucket, 32), 32, 1, 4, 2, overlaps)
+        return LinearPlan(64, min(bucket, 32), 32, 1, 4, 2)
     if bucket > 64:
-        return LinearPlan(128, 128, 64, 1, 8, 3 if swiglu else 4, overlaps, norms_first=normed)
+        return LinearPlan(128, 128, 64, 1, 8, 3 if swiglu else 4, norms_first=normed)
     steps = 128 if bucket == 16 else 64
     split = 1 if swiglu else _split(num_out, 64, columns, steps)
     # Up to 16 rows the norm is taken on the way, unless that would keep K whole where the output alone is too little.
     norms_first = normed and (bucket > 16 or split > 1)
     stages = 3 if swiglu else 4
-    return LinearPlan(64, bucket, steps, split, 4, stages, overlaps, norms_first=norms_first)
+    return LinearPlan(64, bucket, steps, split, 4, stages, norms_first=norms_first)
 
 
 def _one_row_plan(weight: LinearWeight, *, swiglu: bool, normed: bool, overlaps: bool) -> LinearPlan | None:
@@ -104,7 +105,7 @@ def _one_row_plan(weight: LinearWeight, *, swiglu: bool, normed: bool, overlaps:
         plan = _wave_plan(weight, multiprocessors, swiglu=swiglu, normed=normed, overlaps=overlaps)
         if plan:
             return plan
-    return plan_portable(weight, swiglu=swiglu, overlaps=overlaps)
+    return plan_portable(weight, swiglu=swiglu)
 
 
 def _wave_plan(
@@ -159,7 +160,7 @@ def joined_waves(first: WavePlan, second: WavePlan, sizes: tuple[int, int]) -> t
     )
 
 
-def plan_portable(weight: LinearWeight, *, swiglu: bool = False, overlaps: bool = False) -> LinearPlan | None:
+def plan_portable(weight: LinearWeight, *, swiglu: bool = False) -> LinearPlan | None:
     """The plan for one row of x where Hopper's own kernels do not run; None where there is no such kernel.
 
     No tensor cores, and so no shared memory: as many programs on a multiprocessor as can be.
@@ -171,7 +172,7 @@ def plan_portable(weight: LinearWeight, *, swiglu: bool = False, overlaps: bool 
         return None
     else:
         rows, block = 2 if swiglu else 4, min(1024, next_power_of_2(columns))
-    return LinearPlan(rows, 1, block, 1, 4, 1, overlaps, is_vector=True)
+    return LinearPlan(rows, 1, block, 1, 4, 1, is_vector=True)
 
 
 def batch_bucket(batch: int) -> int:
