@@ -78,7 +78,7 @@ class KernelForward:
         batch: most chains.
         absorbed: most pairs of one call of `absorb`; more are absorbed part by part.
         backend: which implementation; None = the device's.
-        overlaps: kernels start while the one before them drains.
+        overlaps: kernels that gain by it start while the one before them drains.
 
     Attributes:
         overlaps: as given, for what runs between its calls.
@@ -280,7 +280,7 @@ class KernelForward:
             self._attended[:count].view(count, shape.num_heads, shape.head_dim),
             self._attention_workspace,
             gate=shape.gate_of(self._projected[:count]),
-            plan=replace(plan, overlaps=self.overlaps),
+            plan=plan,
             backend=self._backend,
         )
 
@@ -297,6 +297,6 @@ class KernelForward:
             norm=RowNorm(weights.final_norm, weights.ffn_norm.epsilon, self._normed[part]),
             draft_ids=weights.draft_ids,
             masks=None if masks is None else GrammarMasks(masks.words, masks.rows[part]),
-            plan=replace(plan, overlaps=self.overlaps),
+            plan=replace(plan, overlaps=self.overlaps and plan.is_vector),
             backend=self._backend,
         )

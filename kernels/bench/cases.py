@@ -17,6 +17,8 @@ from drafter_kernels import Backend
 from drafter_kernels.absorb import AbsorbWeights, AbsorbWorkspace, absorb, absorb_reference
 from drafter_kernels.fuse_pair import PairNorms, fuse_pair, fuse_pair_reference
 from drafter_kernels.linear import InputNorm, LinearPlan, LinearWorkspace, linear, linear_reference, plan_linear
+from drafter_kernels.linear.plan import WavePlan
+from drafter_kernels.linear.plan import plan_portable as plan_portable_row
 from drafter_kernels.lm_head import (
     GrammarMasks,
     LmHeadPlan,
@@ -232,7 +234,7 @@ def _linear_case(bench: Bench, name: str, whole: list[Tensor], used: list[object
     residual = bench.weights.normal(batch, num_out) if projection in {"o", "down"} else None
     out = torch.empty(batch, num_out, dtype=torch.bfloat16, device=bench.device)
     plan = plan_linear(used[0], batch, swiglu=swiglu, normed=normed)
-    others = _linear_plans(plan, projection)
+    others = _linear_plans(plan, projection) | _one_row_plans(plan, used[0], swiglu=swiglu, normed=normed)
     workspace = LinearWorkspace([(each, batch, num_out, columns) for each in (plan, *others.values())], bench.device)
     options = {"norm": norm, "swiglu": swiglu, "residual": residual, "backend": Backend.TRITON}
 
@@ -274,6 +276,15 @@ def _linear_plans(plan: LinearPlan, projection: str) -> dict[str, LinearPlan]:
         "split x2": LinearPlan(rows, batch, columns, 2 * plan.split, warps, plan.num_stages),
         "split /2": LinearPlan(rows, batch, columns, max(1, plan.split // 2), warps, plan.num_stages),
     }
+
+
+def _one_row_plans(plan: LinearPlan, weight: object, *, swiglu: bool, normed: bool) -> dict[str, LinearPlan]:
+    """Beside Hopper's own kernels those that run on any GPU, and those for several rows of x."""
+    if not isinstance(plan, WavePlan):
+        return {}
+    found = {"tensor cores": plan_linear(weight, 2, swiglu=swiglu, normed=normed)}
+    portable = plan_portable_row(weight, swiglu=swiglu)
+    return found if portable is None else found | {"portable": portable}
 
 
 # rows and attention

@@ -28,7 +28,10 @@ _SUMS: Final = 32
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """`body` is the format of the projections that may be quantised: fc, k and v stay bf16."""
+    """`body` is the format of the projections that may be quantised: fc, k and v stay bf16.
+
+    `overlaps`: products and the LM head of one row start while the kernel before them drains, as in the service.
+    """
 
     batch: int
     num_drafts: int
@@ -36,7 +39,7 @@ class ChainSettings:
     body: str = "bf16"
     head: str = "nvfp4"
     is_cut: bool = False
-    overlaps: bool = False
+    overlaps: bool = True
 
 
 class Bf16Head:
@@ -142,11 +145,11 @@ class KernelChain:
         }
         needs = [(self.plans[n], batch, *projection_shape(size, n)) for n in self.projections]
         self.workspace = LinearWorkspace(needs, device)
-        self.lm_plan = replace(plan_lm_head(self.lm_head, batch), overlaps=self.settings.overlaps)
+        plan = plan_lm_head(self.lm_head, batch)
+        self.lm_plan = replace(plan, overlaps=self.settings.overlaps and plan.is_vector)
         self.lm_workspace = LmHeadWorkspace(self.lm_head, batch)
         pages = self.head.page_table.shape[1] * size.page_rows
-        plan = plan_attention(batch, size.num_kv_heads, pages)
-        self.attention_plan = replace(plan, overlaps=self.settings.overlaps)
+        self.attention_plan = plan_attention(batch, size.num_kv_heads, pages)
         self.attention_workspace = AttentionWorkspace(
             batch, size.num_heads, size.head_dim, self.attention_plan.parts, device
         )

@@ -156,7 +156,7 @@ def _settings(*, toy: bool) -> dict[str, ChainSettings]:
         }
     return {
         "nvfp4_head": ChainSettings(1, 4, 1024),
-        "nvfp4_head_overlap": ChainSettings(1, 4, 1024, overlaps=True),
+        "nvfp4_head_apart": ChainSettings(1, 4, 1024, overlaps=False),
         "nvfp4_body": ChainSettings(1, 4, 1024, body="nvfp4"),
         "vocab_64k": ChainSettings(1, 4, 1024, body="nvfp4", is_cut=True),
         "bf16": ChainSettings(1, 4, 1024, head="bf16"),

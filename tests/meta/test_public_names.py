@@ -59,6 +59,8 @@ PUBLIC_NAMES: dict[str, list[str]] = {
         "plan_linear",
     ],
     "drafter_kernels.linear.one_row": [],
+    "drafter_kernels.linear.one_row.hopper": [],
+    "drafter_kernels.linear.one_row.hopper.stream": [],
     "drafter_kernels.fuse_pair": ["PairNorms", "fuse_pair", "fuse_pair_reference"],
     "drafter_kernels.qk_rope_write": [
         "HeadNorms",

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 # Run in a process of its own: in this one kernels are interpreted.
 SCRIPT = r"""
-import json, sys
+import json, re, sys
 sys.path[:0] = ["kernels", "kernels/bench"]
 import torch
 from cases import Bench, absorb_cases, attention_cases, linear_cases, lm_head_cases, row_cases
@@ -65,6 +65,7 @@ print(json.dumps({
             "asynchronous": "LDGSTS" in each.sass,
             "barriers": each.sass.count("BAR.SYNC"),
             "permutations": each.ptx.count("prmt.b32"),
+            "wide_loads_first": len(re.findall(r"LDG\.E\S*\.128", each.sass.split("BAR.SYNC")[0])),
         }
         for each in found
     ],
@@ -95,6 +96,8 @@ def test_all_kernels_were_compiled_and_none_spills_registers(report):
         "nvfp4_row_kernel",
         "dense_kernel",
         "dense_row_kernel",
+        "nvfp4_wave_kernel",
+        "dense_wave_kernel",
         "reduce_kernel",
         "fuse_pair_kernel",
         "qk_rope_write_kernel",
@@ -122,6 +125,14 @@ def test_hopper_s_kernels_wait_once_a_step(report):
     streams = of(report, "stream_kernel")
     assert len(streams) >= 8
     assert not [kernel for kernel in streams if kernel["barriers"] > 14]
+
+
+def test_one_row_is_read_16_bytes_a_thread_and_asked_for_before_x_is_waited_for(report):
+    """Two loads for x and four or more for rows of the weight come before the first barrier, behind which x is used."""
+    waves = of(report, "nvfp4_wave_kernel", "dense_wave_kernel")
+    assert len(waves) >= 10
+    assert not [kernel for kernel in waves if kernel["barriers"] > 4]
+    assert all(kernel["wide_loads_first"] >= 6 for kernel in waves)
 
 
 def test_no_live_number_of_rows_is_compiled_for(report):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -90,7 +92,7 @@ def test_overlapping_kernels_give_the_same(generator):
     x, middle, out = (normal(generator, 8, HIDDEN) for _ in range(3))
     results = []
     for overlaps in (False, True):
-        plan = plan_linear(weight, 8, overlaps=overlaps)
+        plan = replace(plan_linear(weight, 8), overlaps=overlaps)
         workspace = LinearWorkspace([(plan, 8, HIDDEN, HIDDEN)], torch.device(DEVICE))
         for _ in range(20):
             linear(x, weight, middle, workspace, plan=plan)

@@ -143,15 +143,21 @@ def test_without_a_gpu_the_reference_runs():
     assert bool(out[3:].isnan().all())
 
 
-def test_plans_depend_on_the_bucket_and_split_only_where_all_of_x_need_not_be_known():
+def test_plans_depend_on_the_bucket_and_split_where_the_output_is_too_little():
     weight = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
     assert plan_linear(weight, 1) != plan_linear(weight, 2) == plan_linear(weight, 16) != plan_linear(weight, 17)
     assert plan_linear(weight, 65) == plan_linear(weight, 8192)
     assert plan_linear(weight, 2).split > 1
-    assert plan_linear(weight, 2, normed=True).split == plan_linear(weight, 2, swiglu=True).split == 1
-    later = plan_linear(weight, 17, normed=True)  # a kernel of its own normalises x first
-    assert later.norms_first
-    assert later.split > 1
+    assert plan_linear(weight, 2, swiglu=True).split == 1
+    for batch in (2, 17):  # a kernel of its own normalises x first
+        split = plan_linear(weight, batch, normed=True)
+        assert split.norms_first
+        assert split.split > 1
+    wide = torch.empty(10_240, 4096, dtype=torch.bfloat16, device="meta")
+    whole = plan_linear(wide, 2, normed=True)
+    assert not whole.norms_first
+    assert whole.split == 1
+    assert plan_linear(wide, 17, normed=True).norms_first
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from drafter_kernels.dispatch import (
 )
 from drafter_kernels.fuse_pair import PairNorms, fuse_pair
 from drafter_kernels.linear.op import LinearWorkspace, linear
-from drafter_kernels.linear.plan import LinearPlan, plan_linear
+from drafter_kernels.linear.plan import LinearPlan, WavePlan, plan_linear
 from drafter_kernels.linear.reference import InputNorm, LinearWeight
+from drafter_kernels.linear.waves import launch_joined_wave, launch_pair_wave
 from drafter_kernels.quantize import PackedNvfp4, weight_shape
 
 
@@ -45,6 +46,12 @@ def linear_joined(
         first, second = weights
         assert isinstance(first, PackedNvfp4)
         assert isinstance(second, Tensor)
+        check_shape("x", x, 1, second.shape[1])
+        check_aligned(x=x, out=out)
+        match plans:
+            case WavePlan() as wave, WavePlan() as other:
+                launch_joined_wave(x, first, second, out, norm, row_count, (wave, other))
+                return
         _launch_joined(x, first, second, out, norm, row_count, plans)
         return
     for weight, part, plan in zip(weights, out.split(sizes, dim=1), plans, strict=True):
@@ -52,7 +59,8 @@ def linear_joined(
 
 
 def _is_one_launch(weights: Sequence[LinearWeight], plans: Sequence[LinearPlan]) -> bool:
-    if not all(plan.is_vector for plan in plans) or len({plan.num_warps for plan in plans}) != 1:
+    is_alike = all(isinstance(plan, WavePlan) for plan in plans) or len({plan.num_warps for plan in plans}) == 1
+    if not all(plan.is_vector for plan in plans) or not is_alike:
         return False
     kinds = [isinstance(weight, PackedNvfp4) for weight in weights]
     columns = {weight_shape(weight)[1] for weight in weights}
@@ -70,8 +78,6 @@ def _launch_joined(  # noqa: PLR0917  # in the order of the call
 ) -> None:
     from drafter_kernels.linear.one_row.kernel import joined_row_kernel
 
-    check_shape("x", x, 1, second.shape[1])
-    check_aligned(x=x, out=out)
     sizes = [first.shape[0], len(second)]
     grid = sum(plan.num_tiles(1, size) for plan, size in zip(plans, sizes, strict=True))
     joined_row_kernel[(grid,)](
@@ -124,13 +130,18 @@ def pair_linear(  # noqa: PLR0917  # the tensors of the operation, in the usual 
     plan = plan or plan_linear(weight, len(tokens))
     sizes = (embedding.shape[1], hiddens.shape[1])
     is_one = len(tokens) == 1 and plan.is_vector and isinstance(weight, Tensor)
-    if not uses_triton(out, backend) or not is_one or any(size % plan.block_columns for size in sizes):
+    is_cut = isinstance(plan, WavePlan) or not any(size % plan.block_columns for size in sizes)
+    if not uses_triton(out, backend) or not is_one or not is_cut:
         order = {"hidden_first": hidden_first, "overlaps": plan.overlaps}
         fuse_pair(tokens, embedding, hiddens, norms, joined, row_count=row_count, backend=backend, **order)
         linear(joined, weight, out, workspace, row_count=row_count, plan=plan, backend=backend)
         return
     assert isinstance(weight, Tensor)
     _check_pair(tokens, embedding, hiddens, norms, weight, out)
+    if isinstance(plan, WavePlan):
+        given = (tokens, embedding, hiddens)
+        launch_pair_wave(given, norms, weight, out, row_count, plan, hidden_first=hidden_first)
+        return
     _launch_pair((tokens, embedding, hiddens), norms, weight, out, row_count, plan, hidden_first=hidden_first)
 
 

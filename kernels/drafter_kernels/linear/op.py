@@ -17,8 +17,9 @@ from drafter_kernels.dispatch import (
     launch_options,
     uses_triton,
 )
-from drafter_kernels.linear.plan import LinearPlan, plan_linear
+from drafter_kernels.linear.plan import LinearPlan, WavePlan, plan_linear
 from drafter_kernels.linear.reference import InputNorm, LinearWeight, PackedRows, linear_reference
+from drafter_kernels.linear.waves import launch_wave
 from drafter_kernels.quantize import FP8_BLOCK_SIZE, Fp8BlockWeight, Fp8Weight, PackedNvfp4, weight_shape
 from drafter_kernels.rms_norm import RowNorm
 from drafter_kernels.rms_norm.op import Packing, launch_rms_norm
@@ -73,8 +74,7 @@ def linear(
     batch, num_out = _check(x, weight, out, swiglu=swiglu)
     _check_rest(batch, num_out, weight, norm, gate, residual, row_count)
     if not uses_triton(_data(out), backend):
-        rows = x.unpack() if isinstance(x, PackedRows) else x
-        value = linear_reference(rows, weight, norm=norm, swiglu=swiglu, gate=gate, residual=residual)
+        value = linear_reference(_rows(x), weight, norm=norm, swiglu=swiglu, gate=gate, residual=residual)
         _put(value, out, row_count)
         return
     plan = plan or plan_linear(weight, batch, swiglu=swiglu, normed=norm is not None)
@@ -84,7 +84,10 @@ def linear(
         raise ValueError("linear: the workspace is too small for this call")
     options = _epilogue(out, swiglu=swiglu, gate=gate, residual=residual, row_count=row_count)
     check_aligned(out=_data(out)[:1], x=_data(x), gate=gate, residual=residual)
-    options |= {"N": num_out, "BN": plan.block_rows, "BK": plan.block_columns}
+    if isinstance(plan, WavePlan):
+        launch_wave(x, _one_row_weight(x, weight, plan), num_out, norm, plan, options)
+        return
+    options |= {"OUT_STRIDE": _row_stride(out), "N": num_out, "BN": plan.block_rows, "BK": plan.block_columns}
     options |= {"num_warps": plan.num_warps, "num_stages": plan.num_stages, **launch_options(overlaps=plan.overlaps)}
     if plan.is_vector:
         _launch_vector(x, weight, norm, plan, options)
@@ -115,19 +118,28 @@ def _epilogue(
         "HAS_RESIDUAL": residual is not None,
         "SWIGLU": swiglu,
         "PACKED_OUT": isinstance(out, PackedRows),
-        "OUT_STRIDE": target.stride(0) if isinstance(out, Tensor) and len(out) > 1 else target[0].numel(),
         "HAS_COUNT": row_count is not None,
     }
+
+
+def _row_stride(out: Tensor | PackedRows) -> int:
+    return out.stride(0) if isinstance(out, Tensor) and len(out) > 1 else _data(out)[0].numel()
+
+
+def _one_row_weight(x: Tensor | PackedRows, weight: LinearWeight, plan: LinearPlan) -> Tensor | PackedNvfp4:
+    """Raises ValueError where the kernels for one row do not fit."""
+    if len(_data(x)) != 1 or isinstance(weight, Fp8Weight | Fp8BlockWeight) or plan.split != 1:
+        raise ValueError("linear: a plan for one row, and bf16 or NVFP4 weights")
+    return weight
 
 
 def _launch_vector(
     x: Tensor | PackedRows, weight: LinearWeight, norm: InputNorm | None, plan: LinearPlan, options: dict[str, Any]
 ) -> None:
-    """The kernels for one row of x."""
+    """The kernels for one row of x that run anywhere."""
     from drafter_kernels.linear.one_row import kernel
 
-    if len(_data(x)) != 1 or isinstance(weight, Fp8Weight | Fp8BlockWeight) or plan.split != 1:
-        raise ValueError("linear: a plan for one row, and bf16 or NVFP4 weights")
+    weight = _one_row_weight(x, weight, plan)
     grid = (plan.num_tiles(1, options["N"]),)
     options |= {
         "x": _data(x),
@@ -238,6 +250,10 @@ def _put(value: Tensor, out: Tensor | PackedRows, row_count: Tensor | None) -> N
 
 def _data(rows: Tensor | PackedRows) -> Tensor:
     return rows.values if isinstance(rows, PackedRows) else rows
+
+
+def _rows(x: Tensor | PackedRows) -> Tensor:
+    return x.unpack() if isinstance(x, PackedRows) else x
 
 
 def _rows_shape(rows: Tensor | PackedRows) -> tuple[int, int]:

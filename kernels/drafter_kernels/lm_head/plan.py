@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-import torch
 from torch import Tensor
 
-from drafter_kernels.dispatch import is_interpreted, next_power_of_2
+from drafter_kernels.dispatch import next_power_of_2
+from drafter_kernels.hopper import HOPPER_MULTIPROCESSORS, hopper_multiprocessors
 from drafter_kernels.lm_head.reference import LmHeadWeight
 from drafter_kernels.quantize import Fp8Weight, PackedNvfp4
 
 MAX_ROWS: Final = 64
 """Rows of x that one call takes."""
 
-# Gluon promises nothing from one version of Triton to the next.
-_TRITON_OF_GLUON: Final = "3.6."
-_HOPPER_MULTIPROCESSORS: Final = 132
 # Columns (in words) whose x fits the registers of a warp, and the least that a warp reads at once.
 _VECTOR_WORDS: Final = (128, 256, 512)
 # As many as 128 registers a thread allow on a multiprocessor.
@@ -55,7 +50,7 @@ class LmHeadPlan:
 class HopperPlan(LmHeadPlan):
     """The same for `lm_head/hopper`: `programs` share the tiles evenly. NVFP4 only."""
 
-    programs: int = _HOPPER_MULTIPROCESSORS
+    programs: int = HOPPER_MULTIPROCESSORS
     max_registers: int = 255
 
     def num_programs(self, num_rows: int) -> int:
@@ -85,7 +80,7 @@ class HopperPlan(LmHeadPlan):
 def plan_lm_head(weight: LmHeadWeight, batch: int) -> LmHeadPlan:
     """The plan for `batch` rows of x: one for each kind of weight and bucket of the batch (1, 8, 16, 32 or 64 rows)."""
     if isinstance(weight, PackedNvfp4):
-        multiprocessors = _hopper_multiprocessors(weight.words.device)
+        multiprocessors = hopper_multiprocessors(weight.words.device)
         hopper = _plan_hopper(weight.words.shape[1], batch, multiprocessors) if multiprocessors else None
         return hopper or plan_portable(batch)
     if isinstance(weight, Fp8Weight):
@@ -116,24 +111,6 @@ def _plan_hopper(words: int, batch: int, multiprocessors: int) -> HopperPlan | N
     if batch <= 32:
         return HopperPlan(64, 32, 4, 2, programs=3 * multiprocessors, max_registers=168)
     return HopperPlan(64, 32, 4, 2, programs=2 * multiprocessors, max_registers=248)
-
-
-@cache
-def _hopper_multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a Hopper GPU; 0 where its kernels do not run.
-
-    Compiled kernels of tensors on a CPU are never launched, only looked at: those are Hopper's.
-    """
-    try:
-        has_gluon = version("triton").startswith(_TRITON_OF_GLUON)
-    except PackageNotFoundError:
-        has_gluon = False
-    if is_interpreted() or not has_gluon:
-        return 0
-    if device.type != "cuda":
-        return _HOPPER_MULTIPROCESSORS
-    properties = torch.cuda.get_device_properties(device)
-    return int(properties.multi_processor_count) if properties.major == 9 else 0
 
 
 def weight_data(weight: LmHeadWeight) -> Tensor:

@@ -12,11 +12,11 @@ from drafter_kernels.quantize.kernel import DOT8_LACKS, dot8
 
 # Exponent that the largest of 16 neighbours of x is brought to: sums of eight products with decoded codes stay below 64
 # in float16.
-_SCALED_EXPONENT = tl.constexpr(13)
+SCALED_EXPONENT = tl.constexpr(13)
 # E4M3 bits in a float32's place come out times 2^-120, which is brought back in two steps. So x may be of sizes from
 # 2^-55 to 2^55.
-_SCALE_UP = tl.constexpr(2.0**80)
-_SCALE_REST = tl.constexpr(2.0**40)
+SCALE_UP = tl.constexpr(2.0**80)
+SCALE_REST = tl.constexpr(2.0**40)
 
 # The codes of word {a} that belong to pair 0 to 3 of x, as float16 short of DOT8_LACKS, in t. One multiplication shifts
 # sign and magnitude by different widths at once; what else it leaves is cut off.
@@ -105,9 +105,9 @@ def _read_x(
     first, squares = _read_word(x, norm, 2 * k, 2 * PAIRS, BK, HAS_NORM, PACKED_X)
     second, more = _read_word(x, norm, 2 * k + 1, 2 * PAIRS, BK, HAS_NORM, PACKED_X)
     largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
-    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 2 * _SCALED_EXPONENT)
-    up = ((-exponent + (254 + _SCALED_EXPONENT)) << 23).to(tl.float32, bitcast=True)[:, None]
-    down = ((exponent - _SCALED_EXPONENT) << 23).to(tl.float32, bitcast=True)[:, None] * _SCALE_UP
+    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 2 * SCALED_EXPONENT)
+    up = ((-exponent + (254 + SCALED_EXPONENT)) << 23).to(tl.float32, bitcast=True)[:, None]
+    down = ((exponent - SCALED_EXPONENT) << 23).to(tl.float32, bitcast=True)[:, None] * SCALE_UP
     x0, x1, x2, x3 = _as_pairs(first * up, BK, PTX)
     y0, y1, y2, y3 = _as_pairs(second * up, BK, PTX)
     return down, squares + more, x0, x1, x2, x3, y0, y1, y2, y3
@@ -135,7 +135,7 @@ def _read_words(
 
 @triton.jit
 def _products(w, s, down, x0, x1, x2, x3, y0, y1, y2, y3, PTX: tl.constexpr):
-    """float32 [BK, BN], whose sum over the pairs is the product, short of _SCALE_REST and DOT8_LACKS."""
+    """float32 [BK, BN], whose sum over the pairs is the product, short of SCALE_REST and DOT8_LACKS."""
     scale = ((s.to(tl.int32) << 20) & -0x78100000).to(tl.float32, bitcast=True) * down
     w, x0 = tl.broadcast(w, x0)
     w, x1 = tl.broadcast(w, x1)
@@ -213,7 +213,7 @@ def nvfp4_row_kernel(
     w, s = _read_words(words, block_scales, rows, 0, zero, N, PAIRS, BN, BK)
     if SWIGLU:
         w2, s2 = _read_words(other_words, other_scales, rows, 0, zero, N, PAIRS, BN, BK)
-    scale = tl.load(tensor_scale) * (DOT8_LACKS * _SCALE_REST)
+    scale = tl.load(tensor_scale) * (DOT8_LACKS * SCALE_REST)
     _start(PDL)
     acc, other = tl.zeros((BK, BN), tl.float32), tl.zeros((BK, BN), tl.float32)
     squares = tl.zeros((BK,), tl.float32)
