@@ -65,6 +65,8 @@ class HiddenRows:
 
     def rows(self, begin: int, end: int) -> HiddenRows:
         """The rows begin <= i < end, sharing the bytes."""
+        if begin == 0 and end == self.row_count:
+            return self
         size = self.row_size_bytes
         view = self.data[begin * size : end * size]
         return HiddenRows(view, self.dtype, end - begin, self.width, self.owner)

@@ -71,7 +71,8 @@ def propose_jobs(jobs: Sequence[Job], terms: SessionTerms, placement: Placement)
         for job in jobs
         if job.outcome is None and len(job.run.tokens) > most
     ]
-    yield from catchup_jobs([first for _, first in ahead], terms, placement)
+    if ahead:
+        yield from catchup_jobs([first for _, first in ahead], terms, placement)
     for job, first in ahead:
         if isinstance(first.outcome, SpecdraftError):
             job.outcome = first.outcome
@@ -83,7 +84,7 @@ def propose_jobs(jobs: Sequence[Job], terms: SessionTerms, placement: Placement)
 
 def _prepare(jobs: Sequence[Job], terms: SessionTerms) -> Steps[None]:
     for job in jobs:
-        if sum(job.ledger is other.ledger for other in jobs) > 1:
+        if len(jobs) > 1 and sum(job.ledger is other.ledger for other in jobs) > 1:
             job.outcome = make_error(Reason.DUPLICATE_SEQUENCE, "a sequence stands twice in one call")
         elif job.ledger.unsure and job.outcome is None:
             try:
@@ -140,36 +141,31 @@ def _gather(jobs: Sequence[Job], terms: SessionTerms, placement: Placement) -> l
 
 
 def _request(rpc: str, batch: Sequence[tuple[Job, Placed]]) -> Any:
-    entries = [_entry(job, placed) for job, placed in batch]
-    return (
-        drafter_pb2.CatchupRequest(entries=entries) if rpc == "Catchup" else drafter_pb2.ProposeRequest(entries=entries)
-    )
+    # In place: a message that is put into another is copied, and inline rows are large.
+    request: Any = drafter_pb2.CatchupRequest() if rpc == "Catchup" else drafter_pb2.ProposeRequest()
+    for job, placed in batch:
+        _fill_entry(request.entries.add(), job, placed)
+    return request
 
 
-def _entry(job: Job, placed: Placed) -> Any:
-    run, ledger = job.run, job.ledger
-    pairs = drafter_pb2.Pairs(
-        first_key=run.first_key,
-        tokens=run.tokens[: placed.row_count],
-        hiddens=placed.ref,
-        allow_gap=run.allow_gap,
-        verified_tokens=run.verified_tokens,
-    )
-    if job.draft is None:
-        return drafter_pb2.CatchupEntry(
-            sequence_id=ledger.sequence_id, op=ledger.next_op, pairs=pairs, accepted_drafts=run.accepted_drafts
-        )
-    return drafter_pb2.ProposeEntry(
-        sequence_id=ledger.sequence_id,
-        op=ledger.next_op,
-        pairs=pairs,
-        draft_count=job.draft.num_drafts,
-        accepted_drafts=run.accepted_drafts,
-        min_logprob=job.draft.min_logprob,
-        mask=placed.mask,
-        recommend=job.draft.recommend,
-        verify_us=job.draft.verify_us,
-    )
+def _fill_entry(entry: Any, job: Job, placed: Placed) -> None:
+    run, ledger, draft, pairs = job.run, job.ledger, job.draft, entry.pairs
+    entry.sequence_id, entry.op = ledger.sequence_id, ledger.next_op
+    pairs.first_key, pairs.allow_gap = run.first_key, run.allow_gap
+    pairs.tokens.extend(run.tokens[: placed.row_count])
+    pairs.verified_tokens.extend(run.verified_tokens)
+    pairs.hiddens.CopyFrom(placed.ref)
+    if run.accepted_drafts is not None:
+        entry.accepted_drafts = run.accepted_drafts
+    if draft is None:
+        return
+    entry.draft_count, entry.recommend = draft.num_drafts, draft.recommend
+    if draft.min_logprob is not None:
+        entry.min_logprob = draft.min_logprob
+    if placed.mask is not None:
+        entry.mask.CopyFrom(placed.mask)
+    if draft.verify_us is not None:
+        entry.verify_us = draft.verify_us
 
 
 def _read_result(job: Job, placed: Placed, result: Any) -> bool:
