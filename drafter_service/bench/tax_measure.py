@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import statistics
@@ -120,6 +121,8 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
     with ExitStack() as stack:
         scene = Scene(run, stack)
         slot = scene.client.claim_slot()
+        gc.collect()
+        gc.freeze()  # as the service does: a full collection stops this process for longer than a step takes
         verifies, all_steps = [], []
         for verify_ms in run.verify_ms:
             verify = Verify(scene.device, verify_ms)

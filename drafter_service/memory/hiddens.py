@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,4 +111,5 @@ def mask_rows(words: Tensor, vocab_size: int) -> Tensor:
 
 def embedding_bytes(embedding: Tensor, dtype: str) -> bytes:
     """An embedding [H] as little-endian elements of a hidden dtype."""
-    return bytes(embedding.to(DTYPES[dtype]).contiguous().view(torch.uint8).tolist())
+    packed = embedding.to(DTYPES[dtype]).contiguous().cpu()
+    return ctypes.string_at(packed.data_ptr(), packed.nbytes)

@@ -197,7 +197,7 @@ def _lm_head_plans(weight: object, batch: int) -> dict[str, LmHeadPlan]:
         wide = replace(plan, programs=plan.programs // 3 * 2, max_registers=248)
         match batch:
             case 1:
-                found["8 warps"] = replace(plan, block_rows=16, num_warps=8, programs=264, max_registers=128)
+                found["4 warps"] = replace(plan, block_rows=8, num_warps=4, programs=396, max_registers=168)
             case _ if batch <= 8:
                 found["2 a multiprocessor"] = wide
             case _ if batch <= 16:

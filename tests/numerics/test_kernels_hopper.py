@@ -63,6 +63,19 @@ def test_every_program_has_a_tile():
     assert [LmHeadPlan(64, 32, 4, 3).bucket(batch) for batch in (1, 16, 17)] == [16, 16, 32]
 
 
+def test_masks_get_more_registers_and_fewer_warps():
+    plan = hopper_plan(4096, 1)
+    masked = plan.with_masks()
+    for each, most in ((plan, 16), (masked, 12)):
+        warps = each.num_warps * each.programs // MULTIPROCESSORS
+        assert warps == most
+        assert warps * 32 * each.max_registers <= 65536
+    assert masked.max_registers > plan.max_registers
+    assert masked.block_rows // masked.num_warps == plan.block_rows // plan.num_warps
+    assert masked.with_masks() == masked
+    assert hopper_plan(4096, 8).with_masks() == hopper_plan(4096, 8)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [1, 2, 8, 9, 16, 17, 32, 33, 64])
 @pytest.mark.parametrize("columns", [512, 1024, 1536, 4096])

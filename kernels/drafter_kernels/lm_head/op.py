@@ -48,6 +48,7 @@ class LmHeadWorkspace:
         rows, columns = weight_shape(weight)
         device = weight_data(weight).device
         plans = plans or tuple(plan_lm_head(weight, batch) for batch in (1, 8, 16, 32, max_batch))
+        plans += tuple(plan.with_masks() for plan in plans if isinstance(plan, HopperPlan))
         programs = max(plan.num_programs(rows) for plan in plans)
         self.max_batch = max_batch
         self.num_programs = programs
@@ -94,6 +95,8 @@ def lm_head(
         out_logprobs.copy_(logprobs)
         return
     plan = plan or plan_lm_head(weight, len(x))
+    if masks is not None and isinstance(plan, HopperPlan):
+        plan = plan.with_masks()
     programs = plan.num_programs(count)
     if workspace is None or len(x) > workspace.max_batch or programs > workspace.num_programs:
         raise ValueError(f"lm_head: no workspace for {len(x)} rows of x and {programs} programs")

@@ -17,6 +17,8 @@ MAX_ROWS: Final = 64
 
 # Columns (in words) whose x fits the registers of a warp, and the least that a warp reads at once.
 _VECTOR_WORDS: Final = (128, 256, 512)
+# As many as 128 registers a thread allow on a multiprocessor.
+_ALL_WARPS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,21 @@ class HopperPlan(LmHeadPlan):
         """Rows of x that kernels are compiled for."""
         return max(8, next_power_of_2(batch))
 
+    def with_masks(self) -> HopperPlan:
+        """The same where masks take registers that 16 warps on a multiprocessor do not have: there it is 12."""
+        if not self.is_vector or self.num_warps < _ALL_WARPS:
+            return self
+        return HopperPlan(
+            self.block_rows // 4,
+            self.block_columns,
+            self.num_warps // 4,
+            self.num_stages,
+            is_vector=True,
+            overlaps=self.overlaps,
+            programs=3 * self.programs,
+            max_registers=168,
+        )
+
 
 def plan_lm_head(weight: LmHeadWeight, batch: int) -> LmHeadPlan:
     """The plan for `batch` rows of x: one for each kind of weight and bucket of the batch (1, 8, 16, 32 or 64 rows)."""
@@ -83,7 +100,7 @@ def plan_portable(batch: int) -> LmHeadPlan:
 def _plan_hopper(words: int, batch: int, multiprocessors: int) -> HopperPlan | None:
     """None where a row of `words` words does not divide into an even number of steps."""
     if batch == 1 and words in _VECTOR_WORDS:
-        return HopperPlan(8, words, 4, 1, is_vector=True, programs=3 * multiprocessors, max_registers=168)
+        return HopperPlan(32, words, 16, 1, is_vector=True, programs=multiprocessors, max_registers=128)
     if words % 128 == 0 and batch <= 16:
         # Three programs a multiprocessor, or two where x takes the registers of the third.
         if batch <= 8:

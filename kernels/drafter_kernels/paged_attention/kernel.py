@@ -48,9 +48,8 @@ def _attend(query, k, v, counts, best, weights, acc, scale_log2, DOT: tl.constex
     scores = tl.dot(query, tl.trans(k.to(DOT)), input_precision="ieee") * scale_log2
     scores = tl.where(counts[None, :], scores, -float("inf"))
     together = tl.maximum(best, tl.max(scores, 1))
-    base = tl.where(together == -float("inf"), 0.0, together)
-    shrink = tl.exp2(best - base)
-    weight = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(best - together)
+    weight = tl.exp2(scores - together[:, None])
     weights = weights * shrink + tl.sum(weight, 1)
     acc = tl.dot(weight.to(DOT), v.to(DOT), acc * shrink[:, None], input_precision="ieee")
     return together, weights, acc
@@ -65,6 +64,17 @@ def _load_rows(
     here = counts[:, None] & (d < D)[None, :]
     k = tl.load(k_pages + at[:, None] + d[None, :], mask=here, other=0.0)
     return k, tl.load(v_pages + at[:, None] + d[None, :], mask=here, other=0.0)
+
+
+@triton.jit
+def _leave(sums, parts, part_sums, num_sums, head, part, has_head, d, D: tl.constexpr, PARTS: tl.constexpr):
+    """Leaves a part's largest scores [G], sums of weights [G] and acc [G, D] for the program that comes last."""
+    tl.store(part_sums + head * PARTS + part, sums[0], mask=has_head)
+    tl.store(part_sums + num_sums + head * PARTS + part, sums[1], mask=has_head)
+    inside = has_head[:, None] & (d < D)[None, :]
+    tl.store(parts + (head * PARTS + part)[:, None] * D + d[None, :], sums[2], mask=inside)
+    # All threads' stores before the one that counts, which releases them to whoever sees the last number.
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -164,15 +174,18 @@ def attention_kernel(
     has_q = (g < HEADS)[:, None] & (d < D)[None, :]
     count = tl.load(row_counts + sequence).to(tl.int32)
     table = page_table + sequence * max_pages
-    row = part * BLOCK_R + tl.arange(0, BLOCK_R)
-    page = tl.load(table + row // PAGE, mask=row < max_pages * PAGE, other=0)
+    # The first page is asked for before it is known whether its rows count.
+    page = tl.load(table + part * BLOCK_R // PAGE, mask=part * BLOCK_R < max_pages * PAGE, other=0)
     slot = tl.full((), -1, tl.int64)
     if ROTARY > 0:
         slot, position = tl.load(slots + sequence), tl.load(keys + sequence) + position_offset
         turn = load_turns(turns, d, ROTARY)
         base = q + sequence * (NUM_HEADS * Q_STEP + 2 * KV_WIDTH)
-        mine = base + (kv_head * HEADS + g)[:, None] * Q_STEP
-        heads = load_heads(mine, (g < HEADS)[:, None], q_norm, d, HAS_Q_NORM, D, ROTARY)
+        own_heads = base + (kv_head * HEADS + g)[:, None] * Q_STEP
+        heads = load_heads(own_heads, (g < HEADS)[:, None], q_norm, d, HAS_Q_NORM, D, ROTARY)
+        row_of_k = base + NUM_HEADS * Q_STEP + kv_head * D + only
+        new_heads = load_heads(row_of_k, only == 0, k_norm, d, HAS_K_NORM, D, ROTARY)
+        new_v = tl.load(row_of_k + KV_WIDTH + d[None, :], mask=(d < D)[None, :], other=0.0)
     else:
         query = tl.load(
             q + (sequence * NUM_HEADS + kv_head * HEADS + g)[:, None] * D + d[None, :], mask=has_q, other=0.0
@@ -180,18 +193,14 @@ def attention_kernel(
     has_new = (slot >= 0) & (count > 0)
     old = count - has_new.to(tl.int32)
     shares = tl.minimum((old + BLOCK_R - 1) // BLOCK_R, SHARES)
+    # One program takes part for any sequence: it has the new row, and writes zeros if no row counts.
     used, arrivals = shares + has_new.to(tl.int32), shares + 1
     if PARTS == SHARES:
         used, arrivals = shares, tl.maximum(shares, 1)
-    # One program is there for any sequence: it has the new row, and writes zeros if no row counts.
-    if (part >= shares) & (part != ALWAYS):
-        return
-    counts = (row < old) & (part < SHARES)
-    k, v = _load_rows(k_pages, v_pages, page, row, counts, kv_head, d, PAGE, KV_WIDTH, D)
     h = tl.arange(0, BLOCK_G)
-    gates = _gates(
-        gate, sequence, kv_head * HEADS + h, gate_row_stride, (h < HEADS)[:, None] & (d < D)[None, :], d, GATE_STEP
-    )
+    has_value = (h < HEADS)[:, None] & (d < D)[None, :]
+    gates = _gates(gate, sequence, kv_head * HEADS + h, gate_row_stride, has_value, d, GATE_STEP)
+    end = tl.where((page < 0) | (part >= SHARES), 0, old)
     best = tl.full((GROUP,), -float("inf"), tl.float32)
     weights = tl.zeros((GROUP,), tl.float32)
     acc = tl.zeros((GROUP, BLOCK_D), tl.float32)
@@ -199,9 +208,6 @@ def attention_kernel(
         cos, sin = rotation(turn, position, amplitude)
         query = normed_and_turned(heads, cos, sin, eps, d, HAS_Q_NORM, D, ROTARY).to(q.dtype.element_ty)
         if (part == ALWAYS) & (slot >= 0):
-            row_of_k = base + NUM_HEADS * Q_STEP + kv_head * D + only
-            new_heads = load_heads(row_of_k, only == 0, k_norm, d, HAS_K_NORM, D, ROTARY)
-            new_v = tl.load(row_of_k + KV_WIDTH + d[None, :], mask=(d < D)[None, :], other=0.0)
             new_k = normed_and_turned(new_heads, cos, sin, eps, d, HAS_K_NORM, D, ROTARY).to(k_pages.dtype.element_ty)
             place = slot * KV_WIDTH + kv_head * D + only + d[None, :]
             tl.store(k_pages + place, new_k, mask=(d < D)[None, :])
@@ -211,35 +217,26 @@ def attention_kernel(
                 weights += 1.0
                 acc += new_v.to(v_pages.dtype.element_ty).to(tl.float32)
     query = query.to(DOT)
-    best, weights, acc = _attend(query, k, v, counts, best, weights, acc, scale_log2, DOT)
-    end = tl.where(part < SHARES, old, 0)
-    for start in range((part + SHARES) * BLOCK_R, end, SHARES * BLOCK_R):
+    for start in range(part * BLOCK_R, end, SHARES * BLOCK_R):
         rows = start + tl.arange(0, BLOCK_R)
-        theirs = tl.load(table + rows // PAGE, mask=rows < old, other=0)
-        next_k, next_v = _load_rows(k_pages, v_pages, theirs, rows, rows < old, kv_head, d, PAGE, KV_WIDTH, D)
-        best, weights, acc = _attend(query, next_k, next_v, rows < old, best, weights, acc, scale_log2, DOT)
+        counts = rows < end
+        pages = tl.load(table + rows // PAGE, mask=counts, other=0)
+        k, v = _load_rows(k_pages, v_pages, pages, rows, counts, kv_head, d, PAGE, KV_WIDTH, D)
+        best, weights, acc = _attend(query, k, v, counts, best, weights, acc, scale_log2, DOT)
     if PARTS == 1:
         value, first = acc / tl.where(weights > 0, weights, 1.0)[:, None], kv_head * HEADS + g
         own_gates = _gates(gate, sequence, first, gate_row_stride, has_q, d, GATE_STEP)
         _write(value, own_gates, count > 0, out, sequence, first, has_q, d, NUM_HEADS, D, GATE_STEP, PACKED_OUT)
-    else:
+    elif (part < shares) | (part == ALWAYS):
         # A row of its own comes behind the shares that have rows.
-        place_of_part = part
-        if PARTS > SHARES:
-            place_of_part = tl.where(part < SHARES, part, shares)
+        place_of_part = tl.minimum(part, shares) if PARTS > SHARES else part
         num_sums = tl.num_programs(0).to(tl.int64) * (NUM_HEADS * PARTS)
-        head = sequence * NUM_HEADS + kv_head * HEADS + g
-        tl.store(part_sums + head * PARTS + place_of_part, best, mask=g < HEADS)
-        tl.store(part_sums + num_sums + head * PARTS + place_of_part, weights, mask=g < HEADS)
-        tl.store(parts + (head * PARTS + place_of_part)[:, None] * D + d[None, :], acc, mask=has_q)
-        # All threads' stores before the one that counts, which releases them to whoever sees the last number.
-        tl.debug_barrier()
+        head = sequence * NUM_HEADS + kv_head * HEADS
+        sums = (best, weights, acc)
+        _leave(sums, parts, part_sums, num_sums, head + g, place_of_part, g < HEADS, d, D, PARTS)
         counter = counters + sequence * NUM_KV_HEADS + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel") == arrivals - 1:
             tl.store(counter, 0)  # ready for the next launch
-            joined = kv_head * HEADS + h
-            together = _join(
-                parts, part_sums, num_sums, sequence * NUM_HEADS + joined, h < HEADS, used, d, D, PARTS, STEP
-            )
-            has_value = (h < HEADS)[:, None] & (d < D)[None, :]
-            _write(together, gates, count > 0, out, sequence, joined, has_value, d, NUM_HEADS, D, GATE_STEP, PACKED_OUT)
+            mine = kv_head * HEADS + h
+            joined = _join(parts, part_sums, num_sums, head + h, h < HEADS, used, d, D, PARTS, STEP)
+            _write(joined, gates, count > 0, out, sequence, mine, has_value, d, NUM_HEADS, D, GATE_STEP, PACKED_OUT)

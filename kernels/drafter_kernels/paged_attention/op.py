@@ -25,6 +25,9 @@ from drafter_kernels.qk_rope_write import HeadNorms, HeadShape, RopeTable, qk_ro
 
 _LOG2_E: Final = math.log2(math.e)
 _MAX_PARTS: Final = 64
+# Where each of so many parts has a block of 32 rows or two: waiting is all that they cost.
+_SHORT_PARTS: Final = 32
+_SHORT_ROWS: Final = 2048
 # Parts that are read at once when they are put together.
 _JOINED_PARTS: Final = 17
 # Programs that keep a device of 132 multiprocessors reading.
@@ -48,9 +51,10 @@ class AttentionPlan:
 
 def plan_attention(batch: int, num_kv_heads: int, max_rows: int) -> AttentionPlan:
     """The plan for a batch and the longest possible sequence: how long sequences are now plays no part in it."""
-    block = 64
-    wanted = max(1, _ENOUGH_PROGRAMS // (batch * num_kv_heads))
-    return AttentionPlan(min(_MAX_PARTS, next_power_of_2(wanted), next_power_of_2(-(-max_rows // block))), block)
+    wanted = next_power_of_2(max(1, _ENOUGH_PROGRAMS // (batch * num_kv_heads)))
+    if wanted >= _SHORT_PARTS and 64 < max_rows <= _SHORT_ROWS:
+        return AttentionPlan(min(_SHORT_PARTS, next_power_of_2(-(-max_rows // 32))), 32)
+    return AttentionPlan(min(_MAX_PARTS, wanted, next_power_of_2(-(-max_rows // 64))), 64)
 
 
 class AttentionWorkspace:
@@ -62,6 +66,11 @@ class AttentionWorkspace:
         self.parts = torch.empty(count * head_dim, dtype=torch.float32, device=device)
         self.sums = torch.empty(2 * count, dtype=torch.float32, device=device)
         self.counters = torch.zeros(count, dtype=torch.int32, device=device)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """By the kernel's names."""
+        return {"parts": self.parts, "part_sums": self.sums, "counters": self.counters}
 
 
 def paged_attention_into(  # noqa: PLR0917  # the tensors of the operation, in the usual order
@@ -194,46 +203,47 @@ def _launch(
     from drafter_kernels.paged_attention.kernel import attention_kernel
     from drafter_kernels.rms_norm.kernel import dot_type
 
-    batch, num_heads, head_dim = out.shape
+    batch, num_heads, _ = out.shape
     _, page_rows, num_kv_heads, _ = rows.k_pages.shape
-    max_pages = rows.page_table.shape[1]
-    plan = plan or plan_attention(batch, num_kv_heads, max_pages * page_rows)
+    plan = plan or plan_attention(batch, num_kv_heads, rows.page_table.shape[1] * page_rows)
     parts = plan.num_parts(is_projected=rotation["ROTARY"] > 0)
     if workspace is None or workspace.sums.numel() < 2 * batch * num_heads * parts:
         raise ValueError("paged_attention: the workspace is too small for this call")
-    heads = num_heads // num_kv_heads
     attention_kernel[(batch, num_kv_heads, parts)](
         q,
-        k_pages=rows.k_pages,
-        v_pages=rows.v_pages,
-        page_table=rows.page_table,
-        row_counts=rows.row_counts,
-        parts=workspace.parts,
-        part_sums=workspace.sums,
-        counters=workspace.counters,
-        gate=out if gate is None else gate,
+        **vars(rows),
+        **workspace.tensors,
         out=out,
-        gate_row_stride=0 if gate is None else gate.stride(0),
         scale_log2=scale * _LOG2_E,
-        max_pages=max_pages,
-        PAGE=page_rows,
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        D=head_dim,
+        max_pages=rows.page_table.shape[1],
         PARTS=parts,
-        GATE_STEP=0 if gate is None else gate.stride(1),
+        STEP=min(parts, _JOINED_PARTS),
         PACKED_OUT=packed_out,
         DOT=dot_type(rows.k_pages.dtype, interpreted=is_interpreted()),
-        GROUP=max(16, next_power_of_2(heads)),
-        BLOCK_G=next_power_of_2(heads),
         BLOCK_R=plan.block_rows,
-        BLOCK_D=max(16, next_power_of_2(head_dim)),
-        STEP=min(parts, _JOINED_PARTS),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
+        **_sizes(out, rows.k_pages),
+        **_gating(out, gate),
         **rotation,
         **launch_options(overlaps=plan.overlaps),
     )
+
+
+def _gating(out: Tensor, gate: Tensor | None) -> dict[str, Any]:
+    """Where the gates are: any tensor stands for those that there are not."""
+    if gate is None:
+        return {"gate": out, "gate_row_stride": 0, "GATE_STEP": 0}
+    return {"gate": gate, "gate_row_stride": gate.stride(0), "GATE_STEP": gate.stride(1)}
+
+
+def _sizes(out: Tensor, k_pages: Tensor) -> dict[str, int]:
+    """What the kernel is compiled for of a head."""
+    _, num_heads, head_dim = out.shape
+    _, page_rows, num_kv_heads, _ = k_pages.shape
+    heads = next_power_of_2(num_heads // num_kv_heads)
+    names = {"PAGE": page_rows, "NUM_HEADS": num_heads, "NUM_KV_HEADS": num_kv_heads, "D": head_dim}
+    return names | {"GROUP": max(16, heads), "BLOCK_G": heads, "BLOCK_D": max(16, next_power_of_2(head_dim))}
 
 
 def _run_reference(q: Tensor, rows: _Rows, scale: float, out: Tensor, gate: Tensor | None, *, packed_out: bool) -> None:

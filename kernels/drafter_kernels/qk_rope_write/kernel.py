@@ -11,8 +11,16 @@ def rotation(turn, position, amplitude):
     """Cosines and sines of a position for elements that do `turn` float64 turns a position, float32."""
     # Turns in float64, and only what is left of the last one in float32: position 200,000 is as exact as position 1.
     whole = position.to(tl.float64) * turn
-    angle = (whole - tl.floor(whole + 0.5)).to(tl.float32) * _TWO_PI
-    return tl.cos(angle) * amplitude, tl.sin(angle) * amplitude
+    rest = (whole - tl.floor(whole + 0.5)).to(tl.float32)
+    # To a quarter of a turn either way, where a few terms are exact to float32; the library's sine is much longer.
+    halves = tl.floor(2.0 * rest + 0.5)
+    x = (rest - 0.5 * halves) * _TWO_PI
+    amplitude = amplitude * (1.0 - 2.0 * tl.abs(halves))
+    y = x * x
+    sin = 1.0 + y * (-1 / 6 + y * (1 / 120 + y * (-1 / 5040 + y * (1 / 362880 - y * (1 / 39916800)))))
+    cos = -1 / 720 + y * (1 / 40320 + y * (-1 / 3628800 + y * (1 / 479001600)))
+    cos = 1.0 + y * (-1 / 2 + y * (1 / 24 + y * cos))
+    return cos * amplitude, x * sin * amplitude
 
 
 @triton.jit
@@ -37,11 +45,12 @@ def load_heads(base, has_head, norm, d, HAS_NORM: tl.constexpr, D: tl.constexpr,
     inside = has_head & (d < D)[None, :]
     value = tl.load(base + d[None, :], mask=inside, other=0.0)
     theirs = tl.load(base + _partner(d, ROTARY)[None, :], mask=inside, other=0.0)
-    scale = d.to(tl.float32)
-    their_scale = scale
+    scale, their_scale = value, theirs
     if HAS_NORM:
-        scale = tl.load(norm + d, mask=d < D, other=0.0)
-        their_scale = tl.load(norm + _partner(d, ROTARY), mask=d < D, other=0.0)
+        # Read for each head anew: to be read once they would have to change threads.
+        first = norm + has_head.to(tl.int32) * 0
+        scale = tl.load(first + d[None, :], mask=inside, other=0.0)
+        their_scale = tl.load(first + _partner(d, ROTARY)[None, :], mask=inside, other=0.0)
     return value, theirs, scale, their_scale
 
 
@@ -51,8 +60,8 @@ def normed_and_turned(heads, cos, sin, eps, d, HAS_NORM: tl.constexpr, D: tl.con
     value, theirs = heads[0].to(tl.float32), heads[1].to(tl.float32)
     if HAS_NORM:
         rms = tl.rsqrt(tl.sum(value * value, 1) / D + eps)[:, None]
-        value = value * rms * heads[2][None, :]
-        theirs = theirs * rms * heads[3][None, :]
+        value = value * rms * heads[2]
+        theirs = theirs * rms * heads[3]
     turned = value * cos[None, :] + tl.where((d < ROTARY // 2)[None, :], -theirs, theirs) * sin[None, :]
     return tl.where((d < ROTARY)[None, :], turned, value)
 
