@@ -133,27 +133,26 @@ class KernelChain:
         self.counts = torch.stack(
             [torch.full((batch,), row + 1, dtype=torch.int32, device=device) for row in row_numbers]
         )
-        self.plans = {
-            name: plan_linear(
-                weight,
-                batch,
-                swiglu=name == "gate_up",
-                normed=name in {"qkv", "q", "kv", "gate_up"},
-                overlaps=self.settings.overlaps,
-            )
-            for name, weight in self.projections.items()
-        }
+        self._make_plans(batch)
         needs = [(self.plans[n], batch, *projection_shape(size, n)) for n in self.projections]
         self.workspace = LinearWorkspace(needs, device)
-        plan = plan_lm_head(self.lm_head, batch)
-        self.lm_plan = replace(plan, overlaps=self.settings.overlaps and plan.is_vector)
         self.lm_workspace = LmHeadWorkspace(self.lm_head, batch)
-        pages = self.head.page_table.shape[1] * size.page_rows
-        self.attention_plan = plan_attention(batch, size.num_kv_heads, pages)
         self.attention_workspace = AttentionWorkspace(
             batch, size.num_heads, size.head_dim, self.attention_plan.parts, device
         )
         self.rope = self.head.rope()
+
+    def _make_plans(self, batch: int) -> None:
+        size, overlaps = self.head.size, self.settings.overlaps
+        normed = {"qkv", "q", "kv", "gate_up"}
+        self.plans = {
+            name: plan_linear(weight, batch, swiglu=name == "gate_up", normed=name in normed, overlaps=overlaps)
+            for name, weight in self.projections.items()
+        }
+        plan = plan_lm_head(self.lm_head, batch)
+        self.lm_plan = replace(plan, overlaps=overlaps and plan.is_vector)
+        pages = self.head.page_table.shape[1] * size.page_rows
+        self.attention_plan = plan_attention(batch, size.num_kv_heads, pages)
 
     def _project(self, name: str, x: Tensor, out: Tensor, **options: object) -> None:
         linear(x, self.projections[name], out, self.workspace, plan=self.plans[name], backend=Backend.TRITON, **options)

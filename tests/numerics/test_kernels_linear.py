@@ -160,6 +160,13 @@ def test_plans_depend_on_the_bucket_and_split_where_the_output_is_too_little():
     assert plan_linear(wide, 17, normed=True).norms_first
 
 
+@pytest.mark.parametrize("batch", [1, 8, 64, 200])
+def test_kernels_whose_programs_do_not_all_run_at_once_never_overlap(batch):
+    for kind in (torch.bfloat16, torch.float32):
+        weight = torch.empty(4096, 4096, dtype=kind, device="meta")
+        assert not plan_linear(weight, batch, overlaps=True).overlaps
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

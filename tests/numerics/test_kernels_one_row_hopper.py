@@ -75,6 +75,16 @@ def test_rows_of_x_that_do_not_fit_registers_and_other_weights_go_another_way():
     assert plans._wave_plan(eight, MULTIPROCESSORS, swiglu=False, normed=False, overlaps=False) is None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_programs_run_at_once_and_so_they_overlap_where_that_is_wanted(kind):
+    weight = stored(kind, random(64, 64))
+    for wanted in (False, True):
+        plan = plans._wave_plan(weight, MULTIPROCESSORS, swiglu=False, normed=True, overlaps=wanted)
+        assert plan.overlaps == wanted
+        assert plan.programs == 2 * MULTIPROCESSORS
+        assert 2 * plan.num_warps * 32 * plan.max_registers <= 65_536  # two programs' registers
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("columns", [48, 416, 4096])
