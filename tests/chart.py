@@ -16,6 +16,15 @@ TOOLS = ROOT / ".venv-chart" / "bin"
 KUBERNETES = ("1.34", "1.36")
 """The oldest version with resource.k8s.io/v1, and a recent one."""
 
+TWO_GPUS = "sidecar-two-gpus"
+"""Values of no shape's own: a sidecar on the second of its claim's GPUs."""
+
+# Changes of a shape's values.
+MTLS = {"tcp": {"enabled": True, "tlsSecret": "tls"}}
+SCALED = {"autoscaling": {"enabled": True}}
+DEVICE_PLUGIN = {"gpu": {"mode": "devicePlugin"}}
+ON_THE_SECOND = {"gpu": {"dra": {"count": 2}}, "config": {"device": "cuda:1"}}
+
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MONITORING = "monitoring.coreos.com/v1"
 

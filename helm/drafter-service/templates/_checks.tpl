@@ -43,6 +43,7 @@
 {{- if and $values.gpu.dra.existingClaim (ne $values.shape "paired") -}}
 {{- fail (printf "gpu.dra.existingClaim is for shape paired, and it is %s: pods of other shapes get claims of their own" $values.shape) -}}
 {{- end -}}
+{{- include "drafter-service.checkGpus" $values -}}
 {{- if and $values.autoscaling.enabled (ne $values.shape "deployment") -}}
 {{- fail (printf "autoscaling.enabled is for shape deployment, and it is %s" $values.shape) -}}
 {{- end -}}
@@ -66,6 +67,43 @@
 {{- if lt (float64 $values.terminationGracePeriodSeconds) (float64 $drain) -}}
 {{- fail (printf "terminationGracePeriodSeconds %d is less than config.drainS (%v): the service would be killed while it drains. Raise the one or lower the other" (int64 $values.terminationGracePeriodSeconds) $drain) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Several GPUs in the claim, and the one of them that is the drafter's. */}}
+{{- define "drafter-service.checkGpus" -}}
+{{- $count := int64 .gpu.dra.count -}}
+{{- $device := default "auto" .config.device -}}
+{{- if gt $count 1 -}}
+{{- if ne .gpu.mode "dra" -}}
+{{- fail (printf "gpu.dra.count is %d, and gpu.mode %s makes no claim. Use gpu.mode dra, or leave the count at 1" $count .gpu.mode) -}}
+{{- end -}}
+{{- if eq .shape "deployment" -}}
+{{- fail (printf "gpu.dra.count is %d, and shape deployment has no target in the claim: the drafter uses one GPU. Use sidecar, paired or library, or count 1" $count) -}}
+{{- end -}}
+{{- if .gpu.mps.enabled -}}
+{{- fail (printf "gpu.mps.enabled is for one GPU that drafter and target share, and gpu.dra.count is %d. Take one of the two" $count) -}}
+{{- end -}}
+{{- if hasPrefix "mig." .gpu.dra.deviceClassName -}}
+{{- fail (printf "gpu.dra.count is %d, and of MIG slices (%s) a CUDA process sees one alone. Use whole GPUs, or count 1" $count .gpu.dra.deviceClassName) -}}
+{{- end -}}
+{{- if not (regexMatch "^cuda:[0-9]+$" $device) -}}
+{{- fail (printf "config.device is %s, and gpu.dra.count is %d: say which GPU is the drafter's, usually cuda:%d, since targets take the first" $device $count (sub $count 1)) -}}
+{{- end -}}
+{{- range $name, $env := dict "env" .env "target.env" .target.env -}}
+{{- range $env -}}
+{{- if eq .name "CUDA_VISIBLE_DEVICES" -}}
+{{- fail (printf "%s has CUDA_VISIBLE_DEVICES, and gpu.dra.count is %d: drafter and target have to see all GPUs, by the same ordinals. Take it out" $name $count) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $ordinal := int64 (default "0" (regexFind "[0-9]+$" $device)) -}}
+{{- if and (eq .gpu.mode "dra") (ge $ordinal $count) -}}
+{{- fail (printf "config.device is %s, and the claim's last GPU is cuda:%d: gpu.dra.count is %d" $device (sub $count 1) $count) -}}
+{{- end -}}
+{{- if and (eq .gpu.mode "devicePlugin") (gt $ordinal 0) -}}
+{{- fail (printf "config.device is %s, and gpu.mode devicePlugin gives the drafter one GPU, which it sees as cuda:0" $device) -}}
 {{- end -}}
 {{- end -}}
 

@@ -7,6 +7,9 @@ imagePullPolicy: {{ $values.image.pullPolicy }}
 args: [serve]
 env:
   {{- include "drafter-service.env" . | nindent 2 }}
+  {{- with include "drafter-service.deviceOrder" . }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- with $values.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -83,6 +86,13 @@ volumeMounts:
 {{- if eq $values.gpu.mode "visible" }}
 - {name: NVIDIA_VISIBLE_DEVICES, value: all}
 {{- end }}
+{{- end -}}
+
+{{/* One order of the GPUs for drafter and target, so that cuda:1 is the same for both; empty where there is one GPU. */}}
+{{- define "drafter-service.deviceOrder" -}}
+{{- if gt (int64 .Values.gpu.dra.count) 1 -}}
+- {name: CUDA_DEVICE_ORDER, value: PCI_BUS_ID}
+{{- end -}}
 {{- end -}}
 
 {{/* A scalar as people write it: Helm reads every number of a values file as a float. */}}

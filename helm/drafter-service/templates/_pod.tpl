@@ -151,10 +151,14 @@ imagePullPolicy: {{ $target.imagePullPolicy }}
 {{- end }}
 {{- /* In a pod of its own it has the socket by the host alone; otherwise it calls over TCP. */}}
 {{- $hasSocket := or (ne .Values.shape "paired") (include "drafter-service.onHost" .) }}
-{{- if or $hasSocket $target.env }}
+{{- $order := include "drafter-service.deviceOrder" . }}
+{{- if or $hasSocket $order $target.env }}
 env:
   {{- if $hasSocket }}
   - {name: SPECDRAFT_SOCKET, value: {{ include "drafter-service.socketPath" . | quote }}}
+  {{- end }}
+  {{- with $order }}
+  {{- . | nindent 2 }}
   {{- end }}
   {{- with $target.env }}
   {{- toYaml . | nindent 2 }}
