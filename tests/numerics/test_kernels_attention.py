@@ -127,7 +127,7 @@ def projected_run(given, pools, *, device, backend, workspace=None, plan=None):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("parts", [1, 3, 8])
+@pytest.mark.parametrize("parts", [1, 3, 40])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_projection_attends_to_its_own_row_too(device, parts, gated, dtype):

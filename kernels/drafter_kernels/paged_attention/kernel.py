@@ -8,6 +8,9 @@ from drafter_kernels.qk_rope_write.kernel import load_heads, load_turns, normed_
 
 let_scalars_be_indices()
 
+# Of more parts than these most have nothing to do for a short sequence.
+_FEW_PARTS = tl.constexpr(33)
+
 
 @triton.jit
 def _gates(gate, sequence, head, gate_row_stride, has_value, d, GATE_STEP: tl.constexpr):
@@ -178,7 +181,18 @@ def attention_kernel(
     page = tl.load(table + part * BLOCK_R // PAGE, mask=part * BLOCK_R < max_pages * PAGE, other=0)
     slot = tl.full((), -1, tl.int64)
     if ROTARY > 0:
-        slot, position = tl.load(slots + sequence), tl.load(keys + sequence) + position_offset
+        slot = tl.load(slots + sequence)
+    has_new = (slot >= 0) & (count > 0)
+    old = count - has_new.to(tl.int32)
+    shares = tl.minimum((old + BLOCK_R - 1) // BLOCK_R, SHARES)
+    # One program takes part for any sequence: it has the new row, and writes zeros if no row counts.
+    used = shares + has_new.to(tl.int32) if PARTS > SHARES else shares
+    arrivals = shares + 1 if PARTS > SHARES else tl.maximum(shares, 1)
+    if PARTS > _FEW_PARTS:
+        if (part >= shares) & (part != ALWAYS):
+            return  # few parts don't look: all that is asked for below would wait for the count
+    if ROTARY > 0:
+        position = tl.load(keys + sequence) + position_offset
         turn = load_turns(turns, d, ROTARY)
         base = q + sequence * (NUM_HEADS * Q_STEP + 2 * KV_WIDTH)
         own_heads = base + (kv_head * HEADS + g)[:, None] * Q_STEP
@@ -187,16 +201,8 @@ def attention_kernel(
         new_heads = load_heads(row_of_k, only == 0, k_norm, d, HAS_K_NORM, D, ROTARY)
         new_v = tl.load(row_of_k + KV_WIDTH + d[None, :], mask=(d < D)[None, :], other=0.0)
     else:
-        query = tl.load(
-            q + (sequence * NUM_HEADS + kv_head * HEADS + g)[:, None] * D + d[None, :], mask=has_q, other=0.0
-        )
-    has_new = (slot >= 0) & (count > 0)
-    old = count - has_new.to(tl.int32)
-    shares = tl.minimum((old + BLOCK_R - 1) // BLOCK_R, SHARES)
-    # One program takes part for any sequence: it has the new row, and writes zeros if no row counts.
-    used, arrivals = shares + has_new.to(tl.int32), shares + 1
-    if PARTS == SHARES:
-        used, arrivals = shares, tl.maximum(shares, 1)
+        own_heads = q + (sequence * NUM_HEADS + kv_head * HEADS + g)[:, None] * D
+        query = tl.load(own_heads + d[None, :], mask=has_q, other=0.0)
     h = tl.arange(0, BLOCK_G)
     has_value = (h < HEADS)[:, None] & (d < D)[None, :]
     gates = _gates(gate, sequence, kv_head * HEADS + h, gate_row_stride, has_value, d, GATE_STEP)
@@ -228,12 +234,10 @@ def attention_kernel(
         own_gates = _gates(gate, sequence, first, gate_row_stride, has_q, d, GATE_STEP)
         _write(value, own_gates, count > 0, out, sequence, first, has_q, d, NUM_HEADS, D, GATE_STEP, PACKED_OUT)
     elif (part < shares) | (part == ALWAYS):
-        # A row of its own comes behind the shares that have rows.
-        place_of_part = tl.minimum(part, shares) if PARTS > SHARES else part
+        place_of_part = tl.minimum(part, shares) if PARTS > SHARES else part  # the new row's comes last
         num_sums = tl.num_programs(0).to(tl.int64) * (NUM_HEADS * PARTS)
         head = sequence * NUM_HEADS + kv_head * HEADS
-        sums = (best, weights, acc)
-        _leave(sums, parts, part_sums, num_sums, head + g, place_of_part, g < HEADS, d, D, PARTS)
+        _leave((best, weights, acc), parts, part_sums, num_sums, head + g, place_of_part, g < HEADS, d, D, PARTS)
         counter = counters + sequence * NUM_KV_HEADS + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel") == arrivals - 1:
             tl.store(counter, 0)  # ready for the next launch
