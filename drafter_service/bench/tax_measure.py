@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,11 @@ from drafter_service.server.process import ServiceProcess
 from specdraft import Client, ClientGpu
 from specdraft.memory.simulated import SimulatedDriver
 
-REST_S = 3e-3
-"""Between steps: longer than it takes to look at what a round left."""
+SETTLING_S = 0.3
+"""How long steps of a kind run before they are timed."""
+
+CHECKS_A_TURN = 16
+"""Early rounds behind each turn that are checked, with the verify of that turn."""
 
 CHECK_VERIFY_MS = 0.2
 """The verify of rounds that are only checked: short, so that a round that reads too early has the best chance to."""
@@ -42,7 +46,7 @@ class TaxRun:
 
     Attributes:
         verify_ms: lengths of the verify.
-        num_steps: steps of each kind in a turn.
+        num_steps: steps of each kind in a turn that are timed.
         num_turns: each kind takes so many turns, one after the other.
         num_checks: early rounds that are checked at least, those of the turns included.
         num_drafts: K.
@@ -151,50 +155,39 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _turns(steps: Steps, run: TaxRun, tell: Callable[[str], None], verify_ms: float) -> dict[str, float]:
-    """Every kind beside the one-process step, step by step; their difference is taken turn by turn, its median told.
-
-    A GPU's speed hangs on how much it has done in the tenths of a second before: so kinds do not take turns of many
-    steps, and all begin after an equal rest.
-    """
-    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "early": (steps.early, steps.check),
-        "late": (steps.late, _nothing),
-    }
-    added: dict[str, list[float]] = {name: [] for name in pairs}
-    single: dict[str, list[float]] = {name: [] for name in pairs}
-    other: dict[str, list[float]] = {name: [] for name in pairs}
-    for pair in pairs.values():
-        _beside(steps.single, *pair, count=max(run.num_steps // 10, 3))
+    """The kinds take turns; the difference is taken turn by turn, and its median told."""
+    kinds: dict[str, Callable[[], object]] = {"single": steps.single, "early": steps.early, "late": steps.late}
+    times: dict[str, list[list[float]]] = {name: [] for name in kinds}
     for turn in range(run.num_turns):
         tell(f"verify {verify_ms:g} ms, turn {turn + 1}/{run.num_turns}")
-        for name, pair in pairs.items():
-            ones, others = _beside(steps.single, *pair, count=run.num_steps)
-            added[name].append(_p50(others) - _p50(ones))
-            single[name] += ones
-            other[name] += others
+        for name, step in kinds.items():
+            times[name].append(_at_work(step, run.num_steps))
+        _check(steps, CHECKS_A_TURN)
+    single = times["single"]
+    added = {
+        name: [_p50(others) - _p50(ones) for others, ones in zip(times[name], single, strict=True)]
+        for name in ("early", "late")
+    }
     return {
-        "single_us_p50": _p50(single["early"]),
+        "single_us_p50": round(statistics.median(map(_p50, single)), 1),
         "early_added_us_p50": round(statistics.median(added["early"]), 1),
         "early_added_us_spread": round(max(added["early"]) - min(added["early"]), 1),
         "late_added_us_p50": round(statistics.median(added["late"]), 1),
-        "single_us_p99": _p99(single["early"]),
-        "early_us_p99": _p99(other["early"]),
+        "single_us_p99": _p99(list(chain.from_iterable(single))),
+        "early_us_p99": _p99(list(chain.from_iterable(times["early"]))),
     }
 
 
-def _beside(
-    single: Callable[[], object], call: Callable[[], object], afterwards: Callable[[], object], *, count: int
-) -> tuple[list[float], list[float]]:
-    """Times of both kinds of step, one of each in turn, each after a rest of the same length."""
-    ones: list[float] = []
-    others: list[float] = []
-    for _ in range(count):
-        for step, behind, measured in ((single, _nothing, ones), (call, afterwards, others)):
-            measured.extend(_times(step, count=1))
-            over = time.perf_counter() + REST_S
-            behind()
-            time.sleep(max(over - time.perf_counter(), 0.0))
-    return ones, others
+def _at_work(step: Callable[[], object], count: int) -> list[float]:
+    """Times of steps that follow each other as a busy target's do.
+
+    What a GPU has done in the tenths of a second before decides how fast it is, so a kind's first steps do not count:
+    each is measured in the state that it brings the GPU into by itself.
+    """
+    until = time.perf_counter() + SETTLING_S
+    while time.perf_counter() < until:
+        step()
+    return _times(step, count=count)
 
 
 def _check(steps: Steps, count: int) -> None:
@@ -202,10 +195,6 @@ def _check(steps: Steps, count: int) -> None:
     for _ in range(count):
         steps.early()
         steps.check()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _round_times(own: OwnRound, device: Device, count: int) -> list[float]:
@@ -216,13 +205,12 @@ def _round_times(own: OwnRound, device: Device, count: int) -> list[float]:
     return _times(one, count=count)
 
 
-def _times(call: Callable[[], object], afterwards: Callable[[], object] = _nothing, *, count: int) -> list[float]:
+def _times(call: Callable[[], object], *, count: int) -> list[float]:
     times = []
     for _ in range(count):
         began = time.perf_counter()
         call()
         times.append((time.perf_counter() - began) * 1e6)
-        afterwards()
     return times
 
 

@@ -24,8 +24,7 @@ from drafter_kernels.linear import (
     plan_linear,
 )
 from drafter_kernels.lm_head import GrammarMasks, LmHeadWorkspace, lm_head, plan_lm_head
-from drafter_kernels.paged_attention import AttentionWorkspace, paged_attention_into, plan_attention
-from drafter_kernels.qk_rope_write import qk_rope_write
+from drafter_kernels.paged_attention import AttentionWorkspace, plan_attention, projected_attention_into
 from drafter_kernels.rms_norm import RowNorm
 from drafter_service.heads.kernel_weights import KernelWeights
 from drafter_service.heads.projections import num_rows
@@ -123,7 +122,6 @@ class KernelForward:
         self._x, self._middle, self._final, self._normed = (rows(hidden) for _ in range(4))
         # Zeros: keys and values of queries that are projected alone are looked at, though they go nowhere.
         self._projected = torch.zeros(batch, shape.width, dtype=self._dtype, device=self._device)
-        self._q = rows(shape.num_heads, shape.head_dim)
         self._ids = torch.zeros(batch, dtype=torch.int64, device=self._device)
         self._logprobs = torch.empty(batch, device=self._device)
         self._nowhere = torch.full((batch,), -1, dtype=torch.int64, device=self._device)
@@ -185,8 +183,8 @@ class KernelForward:
     def draft(self, x: Tensor, keys: Tensor, place: Place, masks: GrammarMasks | None = None) -> Draft:
         """The draft of each chain from x [B, H] of `absorb`, at keys int64 [B]. Good until the next call."""
         self._project_queries(x)
-        self._rotate(len(x), keys, self._nowhere[: len(x)])
-        return self._finish(x, place, masks)
+        self._attend(keys, self._nowhere[: len(x)], place)
+        return self._finish(x, masks)
 
     def extend(  # noqa: PLR0917  # a row and a draft
         self,
@@ -214,8 +212,8 @@ class KernelForward:
             backend=self._backend,
         )
         self._project_all(x)
-        self._rotate(count, keys, slots)
-        return self._finish(x, place, masks)
+        self._attend(keys, slots, place)
+        return self._finish(x, masks)
 
     def _absorb_rows(self, tokens: Tensor, hiddens: Tensor, keys: Tensor, slots: Tensor, x: Tensor) -> None:
         workspace = self._absorb_workspace
@@ -246,18 +244,10 @@ class KernelForward:
             backend=self._backend,
         )
 
-    def _rotate(self, count: int, keys: Tensor, slots: Tensor) -> None:
-        """Norms and positions of what was projected; keys and values go to slots."""
-        weights, q = self._weights, self._q[:count]
-        how = {"q_out": q, **self._how}
-        shape, norms, rope = weights.shape, weights.head_norms, weights.absorb.rope
-        qk_rope_write(self._projected[:count], keys, slots, *self._pages, shape, norms, rope, **how)
-
-    def _finish(self, x: Tensor, place: Place, masks: GrammarMasks | None) -> Draft:
+    def _finish(self, x: Tensor, masks: GrammarMasks | None) -> Draft:
         weights, count = self._weights, len(x)
         attended, middle = self._attended[:count], self._middle[:count]
         ffn, final = self._ffn[:count], self._final[:count]
-        self._attend(count, place)
         self._project("o", weights.o_proj, attended, middle, residual=x)
         self._project("gate_up", weights.projections.gate_up, middle, ffn, norm=weights.ffn_norm, swiglu=True)
         self._project("down", weights.projections.down, ffn, final, residual=middle)
@@ -267,20 +257,24 @@ class KernelForward:
         recycle = normed if weights.recycles_normed else final
         return Draft(self._ids[:count], self._logprobs[:count], recycle, normed)
 
-    def _attend(self, count: int, place: Place) -> None:
-        weights, shape = self._weights, self._weights.shape
+    def _attend(self, keys: Tensor, slots: Tensor, place: Place) -> None:
+        """Norms and positions of what was projected, keys and values to slots, and attention."""
+        weights, shape, count = self._weights, self._weights.shape, len(keys)
         most_rows = place.most_rows or place.page_table.shape[1] * self._pages[0].shape[1]
-        plan = plan_attention(1 << (count - 1).bit_length(), shape.num_kv_heads, most_rows)
-        paged_attention_into(
-            self._q[:count],
+        projected_attention_into(
+            self._projected[:count],
+            keys,
+            slots,
             *self._pages,
             place.page_table,
             place.row_counts,
+            shape,
+            weights.head_norms,
+            weights.absorb.rope,
             weights.scale,
             self._attended[:count].view(count, shape.num_heads, shape.head_dim),
             self._attention_workspace,
-            gate=shape.gate_of(self._projected[:count]),
-            plan=plan,
+            plan=plan_attention(1 << (count - 1).bit_length(), shape.num_kv_heads, most_rows),
             backend=self._backend,
         )
 
