@@ -29,7 +29,6 @@ class RunnerSwitch:
         self._runners = runners
         self._loss = loss
         self.kind = kind
-        self._runner = runners[kind]
 
     @property
     def kinds(self) -> frozenset[RunnerKind]:
@@ -38,7 +37,7 @@ class RunnerSwitch:
 
     def use(self, kind: RunnerKind) -> RunnerKind:
         """Chooses the runner from the next batch on; returns the one before."""
-        before, self.kind, self._runner = self.kind, kind, self._runners[kind]
+        before, self.kind = self.kind, kind
         return before
 
     def run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
@@ -46,7 +45,7 @@ class RunnerSwitch:
         if self._loss.is_lost:
             raise device_lost()
         try:
-            return self._runner.run(entries)
+            return self._runners[self.kind].run(entries)
         except Exception as error:
             if self._loss.seen(error):
                 raise device_lost() from error

@@ -216,14 +216,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         parts = self._ready()
         session = self._session(context)
         parent = parts.parent_in(context)
-        drive = Drive(
-            parts.calls,
-            partial(self._renewed, parts.sessions, session),
-            parts.metrics,
-            self._clock,
-            send=send,
-            parent=parent,
-        )
+        lease = partial(self._renewed, parts.sessions, session)
+        drive = Drive(parts.calls, lease, parts.metrics, self._clock, send=send, parent=parent)
         with self._lock:
             if self._is_ending:
                 raise draining()
