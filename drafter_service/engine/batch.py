@@ -116,8 +116,15 @@ def plan_write(ledger: Ledger, operation: Write) -> PlannedWrite | Answer:
     wish = operation.pairs
     if isinstance(wish, SpecdraftError):
         raise wish
-    verified = sequence.verified(wish.first_key, wish.verified_tokens)
-    _check(ledger, sequence, verified, wish)
+    verified = sequence.rows
+    if wish.verified_tokens:
+        verified = sequence.verified(wish.first_key, wish.verified_tokens)
+    try:
+        sequence.check_write(verified, wish.first_key, len(wish.tokens), allow_gap=wish.allow_gap)
+    except SpecdraftError as error:
+        if error.reason is Reason.MISSING_ROWS:
+            ledger.observer.gap("refused")
+        raise
     rows = verified.written(wish.first_key, len(wish.tokens))
     row_begin = rows.row_count - len(wish.tokens)
     drafts = operation.drafts
@@ -191,15 +198,6 @@ def fail(ledger: Ledger, planned: PlannedWrite, error: SpecdraftError) -> None:
     accept_failure(sequence, planned.operation, error)
 
 
-def _check(ledger: Ledger, sequence: Sequence, rows: Rows, wish: WriteWish) -> None:
-    try:
-        sequence.check_write(rows, wish.first_key, len(wish.tokens), allow_gap=wish.allow_gap)
-    except SpecdraftError as error:
-        if error.reason is Reason.MISSING_ROWS:
-            ledger.observer.gap("refused")
-        raise
-
-
 def _take_pages(
     ledger: Ledger, sequence: Sequence, row_begin: int, rows: Rows, num_wanted: int
 ) -> tuple[int, Stop, dict[int, int]]:
@@ -219,8 +217,9 @@ def _take_pages(
     most = num_drafts
 
     row_end = rows.row_count + max(num_drafts - rowless, 0)
-    has_pages = ledger.num_pages_for(row_end) <= len(sequence.pages)
-    if has_pages and not _shared(ledger, sequence, row_begin, row_end, {}):
+    has_pages = row_end <= len(sequence.pages) * ledger.identity.page_rows
+    is_any_shared = ledger.allocator.num_shared and _shared(ledger, sequence, row_begin, row_end, {})
+    if has_pages and not is_any_shared:
         return num_drafts, limit, {}
 
     def needed(num_drafts: int, carried: Mapping[int, int]) -> int:

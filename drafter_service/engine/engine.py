@@ -8,20 +8,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from drafter_service.engine.arrivals import Arrivals, is_one_missing
 from drafter_service.engine.batch import PlannedWrite, RoundCost, Runner, RunResult, commit, fail, plan_write
-from drafter_service.engine.in_flight import Entry, InFlight, Key, Tag
+from drafter_service.engine.in_flight import Entry, InFlight
 from drafter_service.engine.ledger import Ledger
-from drafter_service.engine.operations import Answer, Call, DraftWish, Operation, Outcome, Refusal, Stop, Write
+from drafter_service.engine.operations import Call, DraftWish, Operation, Outcome, Refusal, Stop, Write
 from drafter_service.engine.scheduler import Job, Scheduler
 from drafter_service.state import SequenceView
 from specdraft.errors import Reason, SpecdraftError, make_error
 
 _log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 DRAFT_SHARE = 0.1
 """Weight of a new batch in the running cost of a draft."""
@@ -111,6 +109,7 @@ class Engine:
         self._has_failed = False
         self._draft_s = 0.0
         self._batch_s = 0.0
+        self._num_glances = 0  # in a row, that a usual batch is worth; of short ones none
         self._seen_at: dict[bytes, float] = {}
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
@@ -138,7 +137,7 @@ class Engine:
         is_new = False
         for index in call.open_indices():
             operation = call.operations[index]
-            entry = self._enter(operation, call, index) if isinstance(operation, Write) else Entry.NEW
+            entry = self._in_flight.enter(operation, call, index) if isinstance(operation, Write) else Entry.NEW
             if entry is Entry.FULL:
                 call.finish(index, Refusal(self._too_many(), None))
             is_new = is_new or entry is Entry.NEW
@@ -158,7 +157,7 @@ class Engine:
                 self._do_step()
             finally:
                 self._turn.release()
-            if self._inbox.empty() and not len(self._scheduler):
+            if self._inbox.empty() and not self._scheduler.num_waiting:
                 return
         self._wake_up()
 
@@ -187,10 +186,6 @@ class Engine:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
-    def _enter(self, operation: Write, call: Call, index: int) -> Entry:
-        key, tag = _place(operation)
-        return self._in_flight.enter(key, tag, (call, index))
-
     def _too_many(self) -> SpecdraftError:
         limit = self._in_flight.limit
         return make_error(
@@ -205,7 +200,7 @@ class Engine:
             self._wake.release()
 
     def _loop(self) -> None:
-        while self._is_open or len(self._scheduler):
+        while self._is_open or self._scheduler.num_waiting:
             is_woken = self._wake.acquire(timeout=IDLE_BEAT_S)
             # Without a reason to wait for it: whoever has the turn says with his heartbeat that he gets on.
             if not self._turn.acquire(blocking=is_woken):
@@ -221,9 +216,10 @@ class Engine:
         """Does what can be done now, with the turn; False if there was nothing."""
         try:
             self._take_in()
-            if not len(self._scheduler):
+            if not self._scheduler.num_waiting:
                 return False
-            self._take_along()
+            if self._num_glances or self.arrivals:
+                self._take_along()
             self.heartbeat = self._clock()
             self._step()
         except BaseException:
@@ -233,8 +229,8 @@ class Engine:
 
     def _take_along(self) -> None:
         """Takes in the calls that are just being decoded, if a batch is about to run."""
-        most = self._num_glances()
-        if not (most or self.arrivals) or not self._scheduler.has_writes:
+        most = self._num_glances
+        if not self._scheduler.has_writes:
             return
         patience = min(TAKE_ALONG_SHARE * self._batch_s, TAKE_ALONG_S)
         until = self._clock() + patience
@@ -242,17 +238,13 @@ class Engine:
         # found nobody: Python shows it only to those who let go of the interpreter.
         most = glances = most if most and self._others_are_about() else 0
         while self._is_open and (glances or self.arrivals) and self._clock() < until:
-            num_waiting = len(self._scheduler)
+            num_waiting = self._scheduler.num_waiting
             time.sleep(GLANCE_S if glances else YIELD_S)
             self._take_in()
-            if len(self._scheduler) > num_waiting:
+            if self._scheduler.num_waiting > num_waiting:
                 glances = most if most and self._others_are_about() else 0
             else:
                 glances = max(glances - 1, 0)
-
-    def _num_glances(self) -> int:
-        """Glances in a row that a usual batch is worth; of short ones none, and nothing is kept of who came when."""
-        return int(IN_VAIN_SHARE * self._batch_s / GLANCE_S)
 
     def _others_are_about(self) -> bool:
         """Whether somebody is missing who wrote lately, and at nearly the same time as one of those that wait."""
@@ -271,11 +263,9 @@ class Engine:
 
     def _step(self) -> None:
         step = self._scheduler.next_step()
-        for job in step.bookkeeping:
-            self._finish(job, self._guarded(job, self._apply))
         planned: list[tuple[Job, PlannedWrite]] = []
-        for job in step.writes:
-            outcome = self._guarded(job, self._plan)
+        for job in (*step.bookkeeping, *step.writes):
+            outcome = self._begin(job)
             if isinstance(outcome, PlannedWrite):
                 planned.append((job, outcome))
             else:
@@ -283,22 +273,14 @@ class Engine:
         if planned:
             self._run(planned)
 
-    def _apply(self, job: Job) -> Answer:
-        return self.ledger.apply(job.operation)
-
-    def _plan(self, job: Job) -> Answer | PlannedWrite:
-        if job.call.deadline <= self._clock():
-            raise make_error(Reason.TIMEOUT, "the deadline passed before the operation began")
-        operation = job.operation
-        assert isinstance(operation, Write), "only writes are planned"
-        return plan_write(self.ledger, operation)
-
     def _run(self, planned: list[tuple[Job, PlannedWrite]]) -> None:
         began = self._clock()
-        for job, _ in planned:
+        entries = []
+        for job, plan in planned:
             self._observer.queued(began - job.call.submitted_at)
+            entries.append(plan.entry)
         try:
-            results = self.runner.run([plan.entry for _, plan in planned])
+            results = self.runner.run(entries)
         except Exception:  # noqa: BLE001  # whatever the device raises, the engine answers and goes on
             _log.exception("a batch of %d failed", len(planned))
             self._run_apart(planned)
@@ -309,7 +291,8 @@ class Engine:
             num_steps = max(num_steps, plan.entry.num_drafts)
         seconds = self._clock() - began
         self._batch_s += DRAFT_SHARE * (seconds - self._batch_s)
-        if self._num_glances():
+        self._num_glances = int(IN_VAIN_SHARE * self._batch_s / GLANCE_S)
+        if self._num_glances:  # otherwise nobody looks who came when
             self._seen_at.update((job.operation.session_id, job.call.submitted_at) for job, _ in planned)
         self._observer.batch_run(len(planned), num_rows, seconds)
         if num_steps:
@@ -350,9 +333,16 @@ class Engine:
         since_answer = job.call.submitted_at - answered_at if answered_at else 0.0
         return RoundCost(self._draft_s, since_answer if told is None else told)
 
-    def _guarded(self, job: Job, action: Callable[[Job], _T]) -> _T | Refusal:
+    def _begin(self, job: Job) -> Outcome | PlannedWrite:
+        """Plans a write; does anything else."""
+        operation = job.operation
         try:
-            return action(job)
+            if not isinstance(operation, Write):
+                return self.ledger.apply(operation)
+            if job.call.deadline <= self._clock():
+                late = make_error(Reason.TIMEOUT, "the deadline passed before the operation began")
+                return Refusal(late, self._view(job))
+            return plan_write(self.ledger, operation)
         except SpecdraftError as error:
             return Refusal(error, self._view(job))
         except Exception:  # noqa: BLE001  # a bug in one operation must not end the engine
@@ -367,14 +357,9 @@ class Engine:
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         if isinstance(job.operation, Write):
-            key, tag = _place(job.operation)
-            for call, index in self._in_flight.leave(key, tag):
+            for call, index in self._in_flight.leave(job.operation):
                 call.finish(index, outcome)
         job.call.finish(job.index, outcome)
-
-
-def _place(operation: Write) -> tuple[Key, Tag]:
-    return (operation.session_id, operation.sequence_id), (operation.op, operation.digest)
 
 
 def draining() -> SpecdraftError:

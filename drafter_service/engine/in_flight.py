@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from enum import Enum, auto
 
-from drafter_service.engine.operations import Call
+from drafter_service.engine.operations import Call, Write
 
 Key = tuple[bytes, bytes]
 """Session and sequence. With its session: whoever names a foreign sequence neither uses up its places nor learns
@@ -46,24 +46,25 @@ class InFlight:
         with self._lock:
             return sum(len(tags) for tags in self._flying.values())
 
-    def enter(self, key: Key, tag: Tag, follower: Follower) -> Entry:
-        """Takes a place, or joins the same operation if that is in flight: `follower` then gets its outcome."""
+    def enter(self, operation: Write, call: Call, index: int) -> Entry:
+        """Takes a place, or joins the same operation if that is in flight: entry `index` then gets its outcome."""
+        key, tag = (operation.session_id, operation.sequence_id), (operation.op, operation.digest)
         with self._lock:
             tags = self._flying.setdefault(key, {})
             if tag in tags:
-                call, index = follower
                 call.join(index)
                 first, _ = tags[tag][0]
                 first.deadline = max(first.deadline, call.deadline)
-                tags[tag].append(follower)
+                tags[tag].append((call, index))
                 return Entry.JOINED
             if len(tags) >= self.limit:
                 return Entry.FULL
-            tags[tag] = [follower]
+            tags[tag] = [(call, index)]
             return Entry.NEW
 
-    def leave(self, key: Key, tag: Tag) -> list[Follower]:
+    def leave(self, operation: Write) -> list[Follower]:
         """Gives the place back and tells who had joined."""
+        key, tag = (operation.session_id, operation.sequence_id), (operation.op, operation.digest)
         with self._lock:
             tags = self._flying[key]
             _, *followers = tags.pop(tag)

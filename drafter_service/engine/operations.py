@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from drafter_service.state import KeySpan, SequenceView
 from drafter_service.state.values import value
@@ -348,6 +348,9 @@ class Call:
         submitted_at: monotonic seconds at which it was asked.
         deadline: monotonic seconds after which what has not begun is not begun any more.
         on_done: called once, in the engine's thread, when every outcome is there. Must be quick and must not raise.
+
+    Attributes:
+        num_open: operations that have no outcome yet.
     """
 
     def __init__(
@@ -360,21 +363,16 @@ class Call:
         self.operations = operations
         self.submitted_at = submitted_at
         self.deadline = deadline
-        self._outcomes: list[Outcome | None] = [None] * len(operations)
-        self._num_open = len(operations)
+        self.num_open = len(operations)
+        self._outcomes: list[Outcome | None] = [None] * self.num_open
         self._joined: tuple[int, ...] = ()
         self._lock = threading.Lock()
         self._on_done = on_done
 
-    @property
-    def is_open(self) -> bool:
-        """Whether an operation has no outcome yet."""
-        return self._num_open > 0
-
     def open_indices(self) -> Sequence[int]:
         """The operations that have no outcome yet and wait for none that is in flight already."""
-        if self._num_open == len(self._outcomes) and not self._joined:
-            return range(self._num_open)
+        if self.num_open == len(self._outcomes) and not self._joined:
+            return range(self.num_open)
         return [index for index, outcome in enumerate(self._outcomes) if outcome is None and index not in self._joined]
 
     def join(self, index: int) -> None:
@@ -386,7 +384,8 @@ class Call:
         with self._lock:
             assert self._outcomes[index] is None, "an operation ends once"
             self._outcomes[index] = outcome
-            self._num_open -= 1
-            is_done = self._num_open == 0
+            self.num_open -= 1
+            is_done = self.num_open == 0
         if is_done:
-            self._on_done(cast("list[Outcome]", self._outcomes))  # none is missing any more
+            outcomes: list[Any] = self._outcomes  # none is missing any more
+            self._on_done(outcomes)

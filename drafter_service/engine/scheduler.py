@@ -36,16 +36,19 @@ class Scheduler:
     Args:
         max_batch: most writes of one step.
         max_rows: most pairs of one step, unless a single write has more.
+
+    Attributes:
+        num_waiting: jobs that wait.
     """
 
     def __init__(self, max_batch: int, max_rows: int) -> None:
         self._max_batch = max_batch
         self._max_rows = max_rows
         self._waiting: dict[bytes, deque[Job]] = {}
-        self._num_waiting = 0
+        self.num_waiting = 0
 
     def __len__(self) -> int:
-        return self._num_waiting
+        return self.num_waiting
 
     @property
     def has_writes(self) -> bool:
@@ -61,13 +64,13 @@ class Scheduler:
         for index in call.open_indices():
             job = Job(call, index)
             self._waiting.setdefault(job.operation.session_id, deque()).append(job)
-            self._num_waiting += 1
+            self.num_waiting += 1
 
     def next_step(self) -> Step:
         """What can be done now: each job goes in unless the step is full or an earlier job must come first."""
-        if self._num_waiting == 1:  # the usual case, without the bookkeeping of the others
+        if self.num_waiting == 1:  # the usual case, without the bookkeeping of the others
             ((job,),) = self._waiting.values()
-            self._waiting, self._num_waiting = {}, 0
+            self._waiting, self.num_waiting = {}, 0
             is_write = isinstance(job.operation, Write)
             return Step(writes=[job]) if is_write else Step(bookkeeping=[job])
         room = _Room(self._max_batch, self._max_rows)
@@ -89,7 +92,7 @@ class Scheduler:
         # The session that came first goes last next time.
         order = [*list(left)[1:], *list(left)[:1]]
         self._waiting = {session: left[session] for session in order if left[session]}
-        self._num_waiting -= len(room.step.bookkeeping) + len(room.step.writes)
+        self.num_waiting -= len(room.step.bookkeeping) + len(room.step.writes)
         return room.step
 
 

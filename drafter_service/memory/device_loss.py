@@ -36,17 +36,16 @@ def is_sticky(error: BaseException) -> bool:
 
 
 class DeviceLoss:
-    """Told of errors; remembers the first that means the end, and tells others at once."""
+    """Told of errors; remembers the first that means the end, and tells others at once.
+
+    Attributes:
+        is_lost: whether the device is lost.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._is_lost = False
+        self.is_lost = False
         self._listeners: list[Callable[[], None]] = []
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the device is lost."""
-        return self._is_lost
 
     def when_lost(self, listener: Callable[[], None]) -> None:
         """Has `listener` called once, in whatever thread finds out; it makes no CUDA call."""
@@ -55,14 +54,14 @@ class DeviceLoss:
     def seen(self, error: BaseException) -> bool:
         """Looks at an error; True if the device is lost."""
         if not is_sticky(error):
-            return self._is_lost
+            return self.is_lost
         self.mark(error)
         return True
 
     def mark(self, error: BaseException) -> bool:
         """Notes that the device is lost, as `error` says; False if that was known."""
         with self._lock:
-            was_lost, self._is_lost = self._is_lost, True
+            was_lost, self.is_lost = self.is_lost, True
         if not was_lost:
             _log.critical("the device is lost: %s", error)
             for listener in self._listeners:

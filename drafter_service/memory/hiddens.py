@@ -60,20 +60,15 @@ def hidden_rows(data: bytes | bytearray, dtype: str, width: int, head_dtype: str
         HIDDEN_NOT_FINITE: an element is NaN or infinite, or becomes so in the head's type; names the first such row.
     """
     buffer = data if isinstance(data, bytearray) else bytearray(data)
-    is_small = dtype == head_dtype == "float32" and len(buffer) <= FEW_ELEMENTS * 4
-    if is_small and _is_moderate(buffer):
-        return PackedRows(buffer, width)
+    if dtype == head_dtype == "float32" and len(buffer) <= FEW_ELEMENTS * 4:
+        tops = buffer[3::4]  # sign and the upper seven bits of the exponent
+        if 0x7F not in tops and 0xFF not in tops:  # all are below 2^127 in size: neither NaN nor infinite
+            return PackedRows(buffer, width)
     rows = torch.frombuffer(buffer, dtype=DTYPES[dtype]).view(-1, width)
     if head_dtype != dtype:
         rows = rows.to(DTYPES[head_dtype])
     _require_finite(rows)
     return rows
-
-
-def _is_moderate(buffer: bytearray) -> bool:
-    """Whether every little-endian float32 is below 2^127 in size: neither NaN nor infinite, and not huge either."""
-    tops = buffer[3::4]  # sign and the upper seven bits of the exponent
-    return 0x7F not in tops and 0xFF not in tops
 
 
 def checked_rows(rows: Tensor, head_dtype: str) -> Tensor:

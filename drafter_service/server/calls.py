@@ -31,10 +31,6 @@ Encode = Callable[[Session, Message, Sequence[ops.Outcome], Any], None]
 Decode = Callable[..., Decoded]
 
 
-_BATCHES = (pb.ProposeRequest, pb.CatchupRequest)
-"""Requests whose entries are refused one by one."""
-
-
 @value
 class Answerable:
     """A call whose outcomes are there.
@@ -85,7 +81,7 @@ class Calls:
         take_kv = partial(encoding.take_kv_response, head=head, page_rows=page_rows)
         return {
             pb.ProposeRequest: (decoder.propose, self._propose_response),
-            pb.CatchupRequest: (decoder.catchup, _plain(encoding.catchup_response)),
+            pb.CatchupRequest: (decoder.catchup, self._catchup_response),
             pb.OpenSequenceRequest: (decoder.open_sequence, _plain(encoding.open_sequence_response)),
             pb.GetSequenceRequest: (decoder.get_sequence, _plain(encoding.get_sequence_response)),
             pb.TruncateRequest: (decoder.truncate, _plain(encoding.truncate_response)),
@@ -122,20 +118,23 @@ class Calls:
         Raises:
             SpecdraftError: the request is wrong as a whole; `on_done` is not called then.
         """
-        if self._begin_aside(session, request, on_done):
-            return
         kind = self._kinds.get(type(request))
-        if kind is None:
-            raise not_implemented(type(request).__name__.removesuffix("Request"))
+        if kind is None or (isinstance(request, pb.ProposeRequest) and request.HasField("lane_ticket")):
+            self._begin_aside(session, request, on_done)
+            return
         decode, encode = kind
         trace = None
         if self._tracing is not None and isinstance(request, pb.ProposeRequest):
             trace = self._tracing.begin(parent, len(request.entries))
-        with self._engine.arrivals:  # over before it is submitted: the engine must not wait for its own call
+        arrivals = self._engine.arrivals
+        arrivals.append(None)
+        try:
             decoded = decode(session, request)
+        finally:
+            arrivals.pop()  # before it is submitted: the engine must not wait for its own call
 
         def finish(outcomes: Sequence[ops.Outcome]) -> None:
-            fill = partial(self._fill, encode, session, request, outcomes)
+            fill = partial(encode, session, request, outcomes)
             on_done(Answerable(trace.around(fill) if trace else fill, self._clock()))
 
         if trace:
@@ -143,24 +142,23 @@ class Calls:
         call = ops.Call(decoded.operations, self._clock(), deadline, finish)
         for index, error in decoded.refused.items():
             call.finish(index, ops.Refusal(error, None))
-        if call.is_open:
+        if call.num_open:
             if self.lanes is None:
                 self._engine.accept(call)
             else:
                 self.lanes.desk.accept(call)
 
-    def _begin_aside(self, session: Session, request: Message, on_done: Callable[[Answerable], None]) -> bool:
-        """Begins what is no operation of the engine's; False = it is one."""
+    def _begin_aside(self, session: Session, request: Message, on_done: Callable[[Answerable], None]) -> None:
+        """Begins what is no operation of the engine's."""
         if isinstance(request, session_pb2.KeepAliveRequest):
             answer = self.keep_alive(session, request)
             on_done(Answerable(lambda response: response.CopyFrom(answer), self._clock()))
-            return True
-        if not isinstance(request, pb.ProposeRequest) or not request.HasField("lane_ticket"):
-            return False
-        if self.lanes is None:
+        elif not isinstance(request, pb.ProposeRequest):
+            raise not_implemented(type(request).__name__.removesuffix("Request"))
+        elif self.lanes is None:
             raise no_lanes()
-        self.lanes.begin(session, request, lambda fill: on_done(Answerable(fill, self._clock())))
-        return True
+        else:
+            self.lanes.begin(session, request, lambda fill: on_done(Answerable(fill, self._clock())))
 
     def submit(self, call: ops.Call) -> None:
         """Asks for a call that no request stands for, behind the rounds that only the device knows yet."""
@@ -184,15 +182,6 @@ class Calls:
             mapping_proven=session.mapping_proven or session.arena is None,
         )
 
-    def _fill(
-        self, encode: Encode, session: Session, request: Message, outcomes: Sequence[ops.Outcome], response: Message
-    ) -> None:
-        if isinstance(request, _BATCHES):
-            for outcome in outcomes:
-                if isinstance(outcome, ops.Refusal) and outcome.error.reason:
-                    self._metrics.error(outcome.error.reason)
-        encode(session, request, outcomes, response)
-
     def _read_drafts_response(
         self, session: Session, request: Message, outcomes: Sequence[ops.Outcome], response: pb.ReadDraftsResponse
     ) -> None:
@@ -211,7 +200,24 @@ class Calls:
             for entry, outcome in zip(request.entries, outcomes, strict=True):
                 if entry.HasField("output_slot"):
                     self._write_outputs(session, arena, entry, outcome)
-        encoding.fill_propose_response(response, outcomes)
+        for outcome in outcomes:
+            if isinstance(outcome, ops.Refusal):
+                self._count(outcome)
+            encoding.fill_propose_result(response.results.add(), outcome)
+
+    def _catchup_response(
+        self, session: Session, request: Message, outcomes: Sequence[ops.Outcome], response: pb.CatchupResponse
+    ) -> None:
+        del session, request
+        for outcome in outcomes:
+            if isinstance(outcome, ops.Refusal):
+                self._count(outcome)
+        response.CopyFrom(encoding.catchup_response(outcomes))
+
+    def _count(self, refusal: ops.Refusal) -> None:
+        """Entries are refused one by one, in an answer that is no refusal."""
+        if refusal.error.reason:
+            self._metrics.error(refusal.error.reason)
 
     def _write_outputs(
         self, session: Session, arena: SharedArena, entry: pb.ProposeEntry, outcome: ops.Outcome

@@ -64,33 +64,32 @@ class Decoder:
 
     def catchup(self, session: Session, request: pb.CatchupRequest) -> Decoded:
         """`Catchup`."""
-        decoded = self._batch(request.entries)
-        for index, entry in enumerate(request.entries):
-            write = ops.Write(
-                session.session_id,
-                entry.sequence_id,
-                entry.op,
-                digest_of(entry),
-                self._deferred(session, entry, self._facts.config.prefill_rows),
-                None,
+        entries = request.entries
+        decoded = Decoded([], {} if len(entries) == 1 else self._refused(entries))
+        for index, entry in enumerate(entries):
+            pairs = self._deferred(session, entry, self._facts.config.prefill_rows)
+            decoded.operations.append(
+                ops.Write(session.session_id, entry.sequence_id, entry.op, digest_of(entry), pairs, None)
             )
-            self._add(decoded, index, write)
+            if entry.op == 0:
+                decoded.refused.setdefault(index, _unnumbered())
         return decoded
 
     def propose(self, session: Session, request: pb.ProposeRequest) -> Decoded:
         """`Propose`."""
-        decoded = self._batch(request.entries)
-        for index, entry in enumerate(request.entries):
+        entries = request.entries
+        decoded = Decoded([], {} if len(entries) == 1 else self._refused(entries))
+        for index, entry in enumerate(entries):
             pairs = self._deferred(session, entry, session.agreement.max_drafts + 1)
             try:
                 drafts = draft_wish(session, entry, self._vocab_size)
             except SpecdraftError as error:
                 pairs, drafts = error, ops.DraftWish(0)
-            self._add(
-                decoded,
-                index,
-                ops.Write(session.session_id, entry.sequence_id, entry.op, digest_of(entry), pairs, drafts),
+            decoded.operations.append(
+                ops.Write(session.session_id, entry.sequence_id, entry.op, digest_of(entry), pairs, drafts)
             )
+            if entry.op == 0:
+                decoded.refused.setdefault(index, _unnumbered())
         return decoded
 
     def open_sequence(self, session: Session, request: pb.OpenSequenceRequest) -> Decoded:
@@ -205,7 +204,8 @@ class Decoder:
             raise invalid_field("budget_tokens", budget_tokens, f"at most {max_seq_len}")
         return budget_tokens or max_seq_len
 
-    def _batch(self, entries: Sequence[pb.CatchupEntry | pb.ProposeEntry]) -> Decoded:
+    def _refused(self, entries: Sequence[pb.CatchupEntry | pb.ProposeEntry]) -> dict[int, SpecdraftError]:
+        """What is wrong with entries because of each other. Raises for too many and for none."""
         limit = self._facts.config.max_batch
         if not entries:
             raise invalid_field("entries", 0, f"1 to {limit} entries")
@@ -213,21 +213,12 @@ class Decoder:
             raise make_error(
                 Reason.BATCH_TOO_LARGE, f"{len(entries)} entries; at most {limit}", entries=len(entries), limit=limit
             )
-        decoded = Decoded([], {})
-        if len(entries) == 1:
-            return decoded
         counts = Counter(entry.sequence_id for entry in entries)
-        for index, entry in enumerate(entries):
-            if counts[entry.sequence_id] > 1:
-                decoded.refused[index] = make_error(
-                    Reason.DUPLICATE_SEQUENCE, "the sequence stands more than once in this call"
-                )
-        return decoded
-
-    def _add(self, decoded: Decoded, index: int, write: ops.Write) -> None:
-        decoded.operations.append(write)
-        if write.op == 0:
-            decoded.refused.setdefault(index, invalid_field("op", 0, "1 or more"))
+        return {
+            index: make_error(Reason.DUPLICATE_SEQUENCE, "the sequence stands more than once in this call")
+            for index, entry in enumerate(entries)
+            if counts[entry.sequence_id] > 1
+        }
 
     def _deferred(
         self, session: Session, entry: pb.CatchupEntry | pb.ProposeEntry, limit: int
@@ -285,7 +276,11 @@ def digest_of(message: Message) -> bytes:
 
 def _check_op(op: int) -> None:
     if op == 0:
-        raise invalid_field("op", 0, "1 or more")
+        raise _unnumbered()
+
+
+def _unnumbered() -> SpecdraftError:
+    return invalid_field("op", 0, "1 or more")
 
 
 def _accepted(

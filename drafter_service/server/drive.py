@@ -285,8 +285,11 @@ class Drive:
         asked = _Asked(correlation_id, kind or "", now, now + request.timeout_ms / 1000)
         self._asked[correlation_id] = asked
         answer = partial(self._is_ready, asked)
+        if kind is None or request.timeout_ms == 0 or self._is_draining:
+            answer(self._wrong(kind))
+            return
         try:
-            inner = self._checked(request, kind)
+            inner: Message = getattr(request, kind)
             self._calls.begin(self._lease(), inner, asked.deadline, answer, self._parent)
         except SpecdraftError as error:
             answer(error)
@@ -301,44 +304,38 @@ class Drive:
         else:
             self._outbox.put((asked, answer))
 
-    def _checked(self, request: pb.DriveRequest, kind: str | None) -> Message:
+    def _wrong(self, kind: str | None) -> SpecdraftError:
+        """Why a request is not begun that comes while draining, asks for nothing or has no deadline."""
         if self._is_draining:
-            raise draining()
+            return draining()
         if kind is None:
-            raise invalid_field("request", "not set", "a request")
-        if request.timeout_ms == 0:
-            raise make_error(Reason.DEADLINE_REQUIRED, "timeout_ms is 0")
-        inner: Message = getattr(request, kind)
-        return inner
+            return invalid_field("request", "not set", "a request")
+        return make_error(Reason.DEADLINE_REQUIRED, "timeout_ms is 0")
 
     def _answer(self, asked: _Asked, answer: Answerable | SpecdraftError) -> None:
         if self._is_closed or self._asked.get(asked.correlation_id) is not asked:
             return  # it was told that its time is over, and its id may have been used again
         del self._asked[asked.correlation_id]
+        if isinstance(answer, SpecdraftError):
+            self._send(self._refused(asked, answer))
+            return
         try:
-            response = self._response(asked, answer)
+            response = pb.DriveResponse(correlation_id=asked.correlation_id)
+            inner: Message = getattr(response, asked.kind)
+            inner.SetInParent()  # an answer may have nothing to say
+            answer.fill(inner)
         except SpecdraftError as error:
-            refusal = error
+            self._send(self._refused(asked, error))
+            return
         except Exception:  # noqa: BLE001  # a bug in one answer must neither end the stream nor be silent
             _log.exception("the answer to %s failed", asked.kind)
             refusal = make_error(Reason.INTERNAL, "the answer failed inside the service")
-        else:
-            self._metrics.rpc_done(METHODS[asked.kind], Code.OK, self._clock() - asked.began)
-            self._send(response)
+            self._send(self._refused(asked, refusal))
             return
-        self._send(self._refused(asked, refusal))
-
-    def _response(self, asked: _Asked, answer: Answerable | SpecdraftError) -> pb.DriveResponse:
-        """The answer on the wire. Raises what it is refused with."""
-        if isinstance(answer, SpecdraftError):
-            raise answer
-        response = pb.DriveResponse(correlation_id=asked.correlation_id)
-        inner: Message = getattr(response, asked.kind)
-        inner.SetInParent()  # an answer may have nothing to say
-        answer.fill(inner)
         if asked.kind in _WRITES:
             self._metrics.stage("reply", self._clock() - answer.finished_at)
-        return response
+        self._metrics.rpc_done(METHODS[asked.kind], Code.OK, self._clock() - asked.began)
+        self._send(response)
 
     def _refuse_late(self) -> None:
         now = self._clock()

@@ -75,13 +75,8 @@ def catchup_response(outcomes: Sequence[ops.Outcome]) -> pb.CatchupResponse:
     )
 
 
-def fill_propose_response(response: pb.ProposeResponse, outcomes: Sequence[ops.Outcome]) -> None:
-    """Answer to `Propose`, into an empty message."""
-    for outcome in outcomes:
-        _fill_propose_result(response.results.add(), outcome)
-
-
-def _fill_propose_result(result: pb.ProposeResult, outcome: ops.Outcome) -> None:
+def fill_propose_result(result: pb.ProposeResult, outcome: ops.Outcome) -> None:
+    """One entry's answer to `Propose`, into an empty message."""
     if not isinstance(outcome, ops.Written):
         result.status.CopyFrom(entry_status(_error(outcome)))
         state = sequence_state(_view(outcome))

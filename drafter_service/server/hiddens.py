@@ -59,7 +59,8 @@ def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -
 
 
 def _inline_rows(ref: tensor_pb2.TensorRef, row_bytes: int) -> bytes:
-    _check_stride(ref, row_bytes)
+    if ref.row_stride_bytes:
+        _check_stride(ref, row_bytes)
     expected, inline = ref.row_count * row_bytes, ref.inline
     if len(inline) != expected:
         raise make_error(

@@ -216,9 +216,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         parts = self._ready()
         session = self._session(context)
         parent = parts.parent_in(context)
-        drive = Drive(
-            parts.calls, partial(self._renewed, session), parts.metrics, self._clock, send=send, parent=parent
-        )
+        lease = partial(self._renewed, parts.sessions, session)
+        drive = Drive(parts.calls, lease, parts.metrics, self._clock, send=send, parent=parent)
         with self._lock:
             if self._is_ending:
                 raise draining()
@@ -323,8 +322,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
                 raise draining() from None
             raise
 
-    def _renewed(self, session: Session) -> Session:
-        sessions = self._ready().sessions
+    def _renewed(self, sessions: SessionTable, session: Session) -> Session:
+        if self._is_lost:
+            raise device_lost()
         try:
             sessions.renew(session)
         except SpecdraftError:
@@ -359,7 +359,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         # Whoever does not wait any more, or is made not to by the end of the service, frees this thread.
         if not context.add_callback(lambda: answers.put(None)):
             raise Ended
-        parts.calls.begin(session, request, deadline, answers.put, parts.parent_in(context))
+        parent = parts.parent_in(context) if parts.tracing else None
+        parts.calls.begin(session, request, deadline, answers.put, parent)
         parts.calls.work()
         try:
             answer = answers.get(timeout=max(deadline - self._clock(), 0))

@@ -24,12 +24,16 @@ class PageAllocator:
 
     A page has as many holders as `allocate` and `retain` gave it, and is free again when each has released it. Only
     the engine thread calls this, and only after the device has finished with the pages that it releases.
+
+    Attributes:
+        num_shared: pages with several holders.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._holders = [0] * num_pages
+        self.num_shared = 0
 
     @property
     def num_free(self) -> int:
@@ -50,12 +54,14 @@ class PageAllocator:
         for page in pages:
             assert self._holders[page] > 0, f"page {page} is free"
             self._holders[page] += 1
+            self.num_shared += self._holders[page] == 2
 
     def release(self, pages: Iterable[int]) -> None:
         """Takes one holder from each page; those without any are free."""
         for page in pages:
             assert self._holders[page] > 0, f"page {page} is free already"
             self._holders[page] -= 1
+            self.num_shared -= self._holders[page] == 1
             if self._holders[page] == 0:
                 self._free.append(page)
 

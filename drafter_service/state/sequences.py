@@ -209,6 +209,8 @@ class Sequence:
                 key=last,
                 limit=self.max_keys,
             )
+        if first_key == rows.last_key + 1:  # as nearly always
+            return
         gap = rows.gap_before(first_key)
         if gap is None:
             return

@@ -36,10 +36,14 @@ class Notes(Collector):
     """What the hot path saw, entered when somebody looks: to note costs a tenth of what it costs to count.
 
     The first collector of the registry, so that all others are up to date when they are asked.
+
+    Attributes:
+        note_more: as `note`, of a pair, for what another `note` goes with: it never enters.
     """
 
     def __init__(self) -> None:
         self._noted: deque[tuple[Callable[[Any], None], object]] = deque()
+        self.note_more = self._noted.append
 
     def note(self, enter: Callable[[_T], None], value: _T) -> None:
         """Will call enter(value). From any thread."""
@@ -82,6 +86,8 @@ class Metrics:
         self.notes = Notes()
         registry.register(self.notes)
         self._note = self.notes.note
+        # Without looking how many wait: of every call the last note does, and of every write the first.
+        self._note_more = self.notes.note_more
         self._rpc_seconds = self._histogram(
             "rpc_duration_seconds", "Time from a call's arrival to its answer.", ("method", "code")
         )
@@ -162,7 +168,7 @@ class Metrics:
 
     def stage(self, stage: str, seconds: float) -> None:
         """A stage of a write took this long."""
-        self._note(self._stages[stage].observe, seconds)
+        self._note_more((self._stages[stage].observe, seconds))
 
     def session_opened(self, memory: str) -> None:
         """A session was opened; `memory` is "inline", "host" or "cuda"."""
@@ -175,7 +181,7 @@ class Metrics:
     def round_judged(self, num_drafts: int, num_accepted: int) -> None:
         """The target accepted num_accepted of num_drafts drafts."""
         assert num_accepted <= num_drafts, "more accepted than given"
-        self._note(self._enter_judged, num_accepted)
+        self._note_more((self._enter_judged, num_accepted))
 
     def round_unjudged(self) -> None:
         """A round ended without saying what was accepted."""
@@ -219,7 +225,7 @@ class Metrics:
 
     def batch_run(self, num_entries: int, num_rows: int, seconds: float) -> None:
         """One forward."""
-        self._note(self._enter_batch, (num_entries, num_rows, seconds))
+        self._note_more((self._enter_batch, (num_entries, num_rows, seconds)))
 
     def queued(self, seconds: float) -> None:
         """A write waited this long for its forward."""
@@ -227,7 +233,7 @@ class Metrics:
 
     def write_done(self, num_drafts: int, stop: str | None) -> None:
         """One write went through; `stop` is None for a catch-up."""
-        self._note(self._enter_write, (num_drafts, stop))
+        self._note_more((self._enter_write, (num_drafts, stop)))
 
     def _enter_batch(self, batch: tuple[int, int, float]) -> None:
         num_entries, num_rows, seconds = batch

@@ -28,6 +28,7 @@ def test_a_page_is_free_exactly_while_nobody_holds_it(steps: list[tuple[str, int
             holds.append(list(shared))
         held = {page for hold in holds for page in hold}
         assert sorted([*held, *allocator.free_pages()]) == list(range(7))
+        assert allocator.num_shared == sum(allocator.is_shared(page) for page in range(7))
 
 
 def test_releasing_a_free_page_is_a_bug_that_shows() -> None:
