@@ -227,7 +227,7 @@ class LaneDesk:
             raise
 
         def plan() -> None:
-            context.works[ticket] = LaneWork(None, partial(_invert, context.nonce), _nothing)
+            context.works[ticket] = LaneWork(_nothing, partial(_invert, context.nonce), _nothing)
             self._pump(context)
 
         self._later(plan)
@@ -345,7 +345,7 @@ class LaneDesk:
             launched.launch()
 
         collect = partial(launched.round.collect, host)
-        context.works[ticket] = LaneWork(None if written is None else written.wait, run, collect)
+        context.works[ticket] = LaneWork(written.wait if written else _nothing, run, collect)
         context.records.append(_Record(ticket, planned, indices, launched, host))
 
     def _rows_written(self, context: LaneContext, planned: list[PlannedSlot]) -> torch.cuda.Event | None:

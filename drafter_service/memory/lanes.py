@@ -56,12 +56,12 @@ class LaneWork:
     """What a round enqueues: whatever need not be between the verify and the drafts is not there.
 
     Attributes:
-        prepare: before the wait for `ready`: what does not depend on the verify. None = nothing.
+        prepare: before the wait for `ready`: what does not depend on the verify.
         run: between `ready` and `done`.
         collect: behind `done`: what only the service looks at.
     """
 
-    prepare: Callable[[], None] | None
+    prepare: Callable[[], None]
     run: Callable[[], None]
     collect: Callable[[], None]
 
@@ -216,8 +216,7 @@ class Lane:
         driver.make_current(self._tools.device)
         with streams.on(stream):
             if work is not None:
-                if work.prepare is not None:
-                    streams.run(stream, work.prepare)
+                streams.run(stream, work.prepare)
                 if stream != self._tools.streams.ready:
                     driver.wait_value(stream, self.ready_pointer, ticket)
                 streams.run(stream, work.run)
