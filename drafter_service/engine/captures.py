@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -37,6 +39,21 @@ class CapturedWork:
         self.graph.replay()
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected: a graph among it would be destroyed, which a thread that captures must not do.
+
+    CUDA gives the capture up then, with "operation not permitted when stream is capturing".
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def captured(work: Callable[[], object], device: torch.device, graph_memory: Any = None) -> CapturedWork:
     """The work as a CUDA graph.
 
@@ -48,7 +65,7 @@ def captured(work: Callable[[], object], device: torch.device, graph_memory: Any
         graph_memory: shared with other graphs of which never two run at once; None = its own.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(capture_stream(device)):
+    with _no_collection(), torch.cuda.stream(capture_stream(device)):
         graph.capture_begin(pool=graph_memory, capture_error_mode="thread_local")
         try:
             work()

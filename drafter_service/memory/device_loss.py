@@ -31,7 +31,8 @@ def is_sticky(error: BaseException) -> bool:
     """Whether an error of the driver's or of torch's says that the device is lost."""
     if isinstance(error, CudaError):
         return error.is_sticky
-    text = str(error).lower()
+    # What comes behind the first line is torch's advice, which names device-side assertions whatever has happened.
+    text = str(error).partition("\n")[0].lower()
     return isinstance(error, RuntimeError) and "cuda" in text and any(one in text for one in STICKY_TEXTS)
 
 

@@ -119,6 +119,35 @@ def test_what_was_captured_is_launched_and_not_run(graphs):
     assert (len(ran), graphs[0].num_launches) == (1, 2)
 
 
+def test_no_graph_that_has_become_garbage_is_destroyed_within_a_capture(graphs):
+    """CUDA gives up the capture of a thread that destroys a graph meanwhile."""
+    destroyed = []
+
+    class Old:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            destroyed.append(1)
+
+    def work():
+        for _ in range(3):
+            _ = [[n] for n in range(3000)]  # as many objects as have garbage collected
+        seen.append(len(destroyed))
+
+    seen, threshold = [], gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(100, 1, 1)
+    try:
+        Old()
+        captures.captured(work, torch.device("cpu"))
+        assert seen == [0]
+        work()
+        assert seen == [0, 1], "and is afterwards"
+    finally:
+        gc.set_threshold(*threshold)
+
+
 def test_all_that_rounds_of_calls_use_lives_as_long_as_they_do(graphs, head, pool):
     runner = GraphRunner(None, head, pool, GraphLimits(max_batch=2, max_drafts=3, max_pages=4))
     runner.warm_up()

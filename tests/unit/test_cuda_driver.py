@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+from drafter_service.memory.device_loss import is_sticky
 from specdraft.memory.cuda import CudaDriver, CudaError, connections_problem, format_uuid
 from specdraft.memory.cuda_bindings import CudaBindingsDriver
 from specdraft.memory.simulated import SimulatedDriver
@@ -134,6 +135,28 @@ def test_every_sticky_error_is_one_that_the_package_knows():
     assert {result.name for result in driver.CUresult} >= _STICKY
     assert CudaError("cuStreamQuery", "CUDA_ERROR_ILLEGAL_ADDRESS").is_sticky
     assert not CudaError("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY").is_sticky
+
+
+TORCHS_ADVICE = """
+Search for it in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_the_end"),
+    [
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("CUDA error: device-side assert triggered", True),
+        ("CUDA error: operation failed due to a previous error during capture", False),
+        ("CUDA error: operation not permitted when stream is capturing", False),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.", False),
+    ],
+)
+def test_what_torch_advises_behind_every_error_does_not_make_it_the_end_of_the_device(text, is_the_end):
+    assert is_sticky(RuntimeError(text + TORCHS_ADVICE)) is is_the_end
 
 
 def test_a_machine_without_a_driver_says_so():
