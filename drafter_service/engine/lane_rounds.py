@@ -8,6 +8,7 @@ import threading
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -152,16 +153,24 @@ class LaneDesk:
         self._contexts: dict[Lane, LaneContext] = {}
         self.watchdog = Watchdog(self._on_news, observer)
 
-    def prepare(self, context: LaneContext, num_slots: int, ready: threading.Event) -> None:
-        """Takes a lane up; `ready` is set once its rounds have been made, one a turn: others get theirs in between."""
+    def prepare(self, context: LaneContext, num_slots: int) -> Future[None]:
+        """Takes a lane up. Done once its rounds have been made, one a turn: others get theirs in between.
+
+        Where one cannot be made, for want of memory say, the error is the future's.
+        """
+        ready: Future[None] = Future()
         shapes = iter(self._first_shapes(context.num_pairs, num_slots))
 
         def make() -> None:
             shape = next(shapes, None)
-            if shape is None:
-                ready.set()
+            if shape is None or context.lane.state.is_released:
+                ready.set_result(None)
                 return
-            self._round(context, shape)
+            try:
+                self._round(context, shape)
+            except Exception as error:
+                ready.set_exception(error)
+                raise
             self._later(make)
 
         def add() -> None:
@@ -169,6 +178,7 @@ class LaneDesk:
             self._later(make)
 
         self._later(add)
+        return ready
 
     @torch.inference_mode()
     def _add(self, context: LaneContext) -> None:
@@ -290,7 +300,7 @@ class LaneDesk:
         if context.lane.see():  # what the device is done with is entered first, whoever saw it first
             self._news(context, ())
         results: Results = [None] * len(writes)
-        planned: list[PlannedSlot] = []
+        planned: dict[int, PlannedSlot] = {}
         over: list[LaneWrite] = []
         for index, write in enumerate(writes):
             try:
@@ -300,13 +310,14 @@ class LaneDesk:
                 over.append(write)
                 continue
             if isinstance(outcome, PlannedSlot):
-                planned.append(outcome)
+                planned[index] = outcome
                 self._planned[write.session_id, write.sequence_id] += 1
             else:
                 over.append(write)  # a retry: the outputs are not written again, `ReadDrafts` has them
-        if planned:
-            self._prepare(context, ticket, planned)
-        else:
+        failure = self._prepared(context, ticket, list(planned.values())) if planned else None
+        if failure is not None:
+            results = [failure if index in planned else result for index, result in enumerate(results)]
+        if failure is not None or not planned:
             context.lane.refuse(ticket)
         on_done(results)
         self._entered(over)
@@ -328,6 +339,17 @@ class LaneDesk:
             text = f"{limit} sequences have rounds under way in this lane, which is the limit"
             raise make_error(Reason.IN_FLIGHT_EXHAUSTED, text, retry_delay_ms=10, limit=limit)
         return plan_slot(self._engine.ledger, write, self._planned[key], context.num_pairs)
+
+    def _prepared(self, context: LaneContext, ticket: int, planned: list[PlannedSlot]) -> SpecdraftError | None:
+        """Makes the round's work; what is wrong if that fails, for want of memory say: then nothing of it is left."""
+        try:
+            self._prepare(context, ticket, planned)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the ticket gets its `done`
+            _log.exception("a round could not be made")
+            self._loss.seen(error)
+            self._forget(context, planned)
+            return make_error(Reason.INTERNAL, "the round could not be made inside the service")
+        return None
 
     def _prepare(self, context: LaneContext, ticket: int, planned: list[PlannedSlot]) -> None:
         """Makes the round's work: everything that it will need is there before it goes onto the stream."""
@@ -446,15 +468,19 @@ class LaneDesk:
 
     def _let_go(self, context: LaneContext, record: _Record) -> None:
         record.launched.give_host(record.host)
-        writes = [planned.operation for planned in record.planned]
-        for planned in record.planned:
+        self._forget(context, record.planned)
+
+    def _forget(self, context: LaneContext, over: list[PlannedSlot]) -> None:
+        """These are not under way any more."""
+        for planned in over:
             key = planned.operation.session_id, planned.operation.sequence_id
             self._planned[key] -= 1
             if not self._planned[key]:
                 del self._planned[key]
                 self._engine.ledger.settle(planned.sequence)
-                context.free_indices.append(context.indices.pop(planned.operation.sequence_id))
-        self._entered(writes)
+                if planned.operation.sequence_id in context.indices:
+                    context.free_indices.append(context.indices.pop(planned.operation.sequence_id))
+        self._entered([planned.operation for planned in over])
 
     def _entered(self, writes: Sequence[LaneWrite]) -> None:
         """The rounds of these are over: whoever waited for them goes on."""

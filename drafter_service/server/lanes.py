@@ -96,6 +96,13 @@ class SessionLanes:
             raise released()
         raise invalid_field("lane_ticket.lane", number, "a lane of this session")
 
+    def drop(self, number: int) -> None:
+        """Gives a lane up."""
+        with self.lock:
+            context = self._contexts.pop(number, None)
+        if context is not None:
+            self._end(context.lane)
+
     def release(self) -> None:
         """Gives all lanes up; the session may open others."""
         with self.lock:
@@ -197,11 +204,14 @@ class LaneCalls:
             raise no_lanes()
         if not isinstance(session.lanes, SessionLanes):
             session.lanes = SessionLanes(self.desk, self._gpu, arena)
-        make_ready = threading.Event()
         context = session.lanes.add(lambda number: self._context(session, arena, number), self._facts.config.max_lanes)
-        self.desk.prepare(context, arena.layout.wish.num_slots, make_ready)
-        if not make_ready.wait(timeout_s):
-            raise make_error(Reason.TIMEOUT, "the lane's rounds were not ready in time")
+        try:
+            self.desk.prepare(context, arena.layout.wish.num_slots).result(timeout_s)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client is told
+            session.lanes.drop(context.lane.number)  # nobody knows of it
+            if isinstance(error, TimeoutError):
+                raise make_error(Reason.TIMEOUT, "the lane's rounds were not ready in time") from None
+            raise make_error(Reason.INTERNAL, "the lane's rounds could not be made inside the service") from None
         return session_pb2.OpenLaneResponse(
             lane=context.lane.number,
             descriptor_token=context.lane.token,

@@ -3,10 +3,13 @@
 import ctypes
 import struct
 import time
+from contextlib import contextmanager
 
 import pytest
 
 from cuda_session import PIDS, gpu_service
+from drafter_service.engine import lane_rounds
+from drafter_service.engine.lane_rounds import LaneDesk
 from drafter_service.memory.lanes import OPEN_WAITS_MAX
 from serving import wait_until
 from specdraft.errors import Reason, SpecdraftError
@@ -110,8 +113,12 @@ def test_what_the_device_is_done_with_counts_before_anybody_has_looked(clients, 
         with monkeypatch.context() as patched:
             patched.setattr(watchdog, "_look", lambda lane: None)
             for first_key in range(4):
-                target.verify(slot, first_key, 1)
-                (outputs,) = target.propose(sequence, slot).outputs(10)
+                gate = target.gate()
+                target.verify(slot, first_key, 1, gate)
+                early = target.propose(sequence, slot)
+                assert early._answered.wait(10)  # the round is on a stream that waits: nobody has to look for it to run
+                open_gate(gate)
+                (outputs,) = early.outputs(10)
                 assert not isinstance(outputs, SpecdraftError), outputs
         watchdog.wake()
         assert sequence.state().row_count == 4
@@ -177,6 +184,54 @@ def raw_round(lane, entry, ticket):
     lane._drive.post(Exchange("Propose", request, 5.0), lambda answer, error: answers.append(error))
     wait_until(lambda: answers, text="an answer")
     return answers[0]
+
+
+@contextmanager
+def no_memory(monkeypatch):
+    """Rounds that were not made before cannot be, as without memory on the device."""
+
+    def fail(*_):
+        raise RuntimeError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lane_rounds, "capture_slot_round", fail)
+        yield
+
+
+def test_a_round_that_cannot_be_made_is_refused_in_its_turn_and_leaves_nothing(clients, monkeypatch):
+    monkeypatch.setattr(LaneDesk, "_first_shapes", lambda *_: iter(()))
+    target = Target(clients)
+    desk = clients.server.service.assembly._lanes.desk
+    (context,) = desk._contexts.values()
+    room, pages = len(context.free_indices), clients.server.pages()
+    slot = target.client.claim_slot()
+    with target.client.open_sequence() as sequence:
+        target.verify(slot, 0, 2)
+        with no_memory(monkeypatch):
+            (refused,) = target.propose(sequence, slot).outputs(10)
+        assert refused.reason is Reason.INTERNAL
+        assert sequence.state().row_count == 0
+        assert (len(context.free_indices), desk._planned, clients.server.pages()) == (room, {}, pages)
+        target.verify(slot, 0, 2)
+        (outputs,) = target.propose(sequence, slot).outputs(10)
+        assert outputs.drafts == expected(clients, [(0, 2)])[0], "the operation's number was not used"
+    assert not clients.server.service.assembly.loss.is_lost
+
+
+def test_a_lane_whose_rounds_cannot_be_made_is_refused_at_once_and_takes_no_room(clients, monkeypatch):
+    gpu = clients.gpu_of_client()
+    client = clients.client(gpu, slot_count=4)
+    stream = gpu.driver.create_stream()
+    with no_memory(monkeypatch):
+        for _ in range(6):  # more than the session may have
+            began = time.monotonic()
+            with pytest.raises(SpecdraftError) as refused:
+                client.open_lane(stream)
+            assert refused.value.reason is Reason.INTERNAL
+            assert time.monotonic() - began < 5
+    desk = clients.server.service.assembly._lanes.desk
+    wait_until(lambda: not desk._contexts, text="the end of the lanes")
+    client.open_lane(stream).close()
 
 
 def test_tickets_out_of_order_are_refused_and_released_lanes_take_none(clients):
