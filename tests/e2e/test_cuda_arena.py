@@ -9,6 +9,7 @@ import torch
 from cuda_session import gpu_service
 from drafter_service.memory.cuda_arena import GRANULE
 from serving import wait_until
+from specdraft import AsyncClient
 from specdraft.errors import Reason, SpecdraftError
 from specdraft.memory import DeviceRange
 from specdraft.v1 import drafter_pb2 as pb
@@ -212,3 +213,21 @@ def test_a_client_without_a_gpu_is_told(clients):
 
     with pytest.raises(SpecdraftError, match="no CUDA memory"):
         Client(f"unix:{clients.server.config.socket}", memory="cuda")
+
+
+@pytest.mark.parametrize("kind", ["sync", "asyncio"])
+async def test_a_client_s_context_is_there_before_its_session_so_that_no_lease_runs_out_meanwhile(clients, kind):
+    gpu, before = clients.gpu_of_client(), clients.server.metric("sessions")
+    sessions, make_current = [], gpu.driver.make_current
+
+    def slow(device):
+        sessions.append(clients.server.metric("sessions"))
+        make_current(device)
+
+    gpu.driver.make_current = slow
+    if kind == "sync":
+        clients.client(gpu)
+    else:
+        async with AsyncClient(f"unix:{clients.server.config.socket}", memory="cuda", gpu=gpu) as client:
+            await client.open_sequence()
+    assert sessions[0] == before

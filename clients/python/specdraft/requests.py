@@ -38,13 +38,17 @@ def choose_memory(options: SessionOptions, info: ServerInfo, socket_path: str, b
 def choose_gpu(options: SessionOptions, kind: MemoryKind) -> ClientGpu | None:
     """The GPU that memory is shared on; None where none is.
 
+    This process's context on it is there then. Making one may take longer than a lease, so it comes before the session.
+
     Raises:
         FailedPreconditionError: `TRANSPORT_UNAVAILABLE`: GPU memory was asked for, and there is no GPU.
     """
-    if kind is not MemoryKind.CUDA or options.gpu is not None:
-        return options.gpu if kind is MemoryKind.CUDA else None
+    if kind is not MemoryKind.CUDA:
+        return None
     try:
-        return ClientGpu()
+        gpu = options.gpu or ClientGpu()
+        gpu.driver.make_current(gpu.device)
+        return gpu
     except (ImportError, CudaError, IndexError) as error:
         raise make_error(
             Reason.TRANSPORT_UNAVAILABLE, f"this process has no CUDA memory to share: {error}", kind="CUDA"

@@ -113,7 +113,7 @@ async def open_session(
     """Opens a session, maps its arena and proves the mapping."""
     boot_id, own_socket = read_boot_id(), socket_path(target)
     kind = choose_memory(options, info, own_socket, boot_id)
-    gpu = choose_gpu(options, kind)
+    gpu = await asyncio.to_thread(choose_gpu, options, kind)
     request = open_session_request(options, info, kind, boot_id, gpu)
     answer = await AsyncTransport(channel).call(Exchange("OpenSession", request, options.timeout_s))
     terms = read_terms(options, info, answer)
