@@ -33,8 +33,8 @@ from specdraft.memory.simulated import SimulatedDriver
 SETTLING_S = 0.3
 """How long steps of a kind run before they are timed."""
 
-CHECKS_A_TURN = 16
-"""Early rounds behind each turn that are checked, with the verify of that turn."""
+CHECKS_A_VERIFY = 48
+"""Early rounds that are checked with each verify of the measurement."""
 
 CHECK_VERIFY_MS = 0.2
 """The verify of rounds that are only checked: short, so that a round that reads too early has the best chance to."""
@@ -47,8 +47,8 @@ class TaxRun:
     Attributes:
         verify_ms: lengths of the verify.
         num_steps: steps of each kind in a turn that are timed.
-        num_turns: each kind takes so many turns, one after the other.
-        num_checks: early rounds that are checked at least, those of the turns included.
+        num_turns: single and early steps take so many turns, one after the other.
+        num_checks: early rounds that are checked at least, those of the measured verifies included.
         num_drafts: K.
         vocab_size: of the head; 0 = its size's own.
         service_device: torch's name of the drafter's GPU.
@@ -155,26 +155,29 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _turns(steps: Steps, run: TaxRun, tell: Callable[[str], None], verify_ms: float) -> dict[str, float]:
-    """The kinds take turns; the difference is taken turn by turn, and its median told."""
-    kinds: dict[str, Callable[[], object]] = {"single": steps.single, "early": steps.early, "late": steps.late}
-    times: dict[str, list[list[float]]] = {name: [] for name in kinds}
+    """Single and early steps take turns; the difference is taken turn by turn, and its median told.
+
+    Who begins changes from turn to turn: a GPU gets warmer all the while. Late steps, in which it rests, come last.
+    """
+    kinds: list[tuple[str, Callable[[], object]]] = [("single", steps.single), ("early", steps.early)]
+    times: dict[str, list[list[float]]] = {"single": [], "early": []}
     for turn in range(run.num_turns):
         tell(f"verify {verify_ms:g} ms, turn {turn + 1}/{run.num_turns}")
-        for name, step in kinds.items():
+        for name, step in kinds:
             times[name].append(_at_work(step, run.num_steps))
-        _check(steps, CHECKS_A_TURN)
-    single = times["single"]
-    added = {
-        name: [_p50(others) - _p50(ones) for others, ones in zip(times[name], single, strict=True)]
-        for name in ("early", "late")
-    }
+        kinds.reverse()
+    late = _at_work(steps.late, run.num_steps)
+    _check(steps, CHECKS_A_VERIFY)
+    single, early = times["single"], times["early"]
+    added = [_p50(others) - _p50(ones) for others, ones in zip(early, single, strict=True)]
+    single_us = statistics.median(map(_p50, single))
     return {
-        "single_us_p50": round(statistics.median(map(_p50, single)), 1),
-        "early_added_us_p50": round(statistics.median(added["early"]), 1),
-        "early_added_us_spread": round(max(added["early"]) - min(added["early"]), 1),
-        "late_added_us_p50": round(statistics.median(added["late"]), 1),
+        "single_us_p50": round(single_us, 1),
+        "early_added_us_p50": round(statistics.median(added), 1),
+        "early_added_us_spread": round(max(added) - min(added), 1),
+        "late_added_us_p50": round(_p50(late) - single_us, 1),
         "single_us_p99": _p99(list(chain.from_iterable(single))),
-        "early_us_p99": _p99(list(chain.from_iterable(times["early"]))),
+        "early_us_p99": _p99(list(chain.from_iterable(early))),
     }
 
 

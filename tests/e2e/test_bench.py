@@ -169,7 +169,7 @@ TAX_FIGURES = {
 
 
 def test_the_tax_is_measured_by_two_processes_that_share_a_gpu(capsys):
-    arguments = ("tax", "--dry", "--verify-ms", "0.1", "--steps", "2", "--turns", "1", "--checks", "30", "--json")
+    arguments = ("tax", "--dry", "--verify-ms", "0.1", "--steps", "2", "--turns", "1", "--checks", "60", "--json")
     report = json.loads(run(capsys, *arguments))
     assert set(report) == FORM
     figures = report["figures"]
@@ -180,7 +180,7 @@ def test_the_tax_is_measured_by_two_processes_that_share_a_gpu(capsys):
         assert verify["single_us_p50"] > 0
         assert verify["single_us_p99"] >= verify["single_us_p50"]
         assert one["gpu_us_p50"] > 0
-        assert one["rounds_checked"] == 30
+        assert one["rounds_checked"] == 60
     assert report["command"].startswith("drafter-service bench tax --modes timesliced mps --verify-ms 0.1")
 
 
@@ -221,7 +221,7 @@ def test_what_is_timed_is_what_a_round_of_the_service_counts(start):
 
 
 def test_early_rounds_that_drafted_from_older_hidden_states_are_counted(monkeypatch):
-    from drafter_service.bench.tax_measure import CHECKS_A_TURN, TaxRun, measure
+    from drafter_service.bench.tax_measure import CHECKS_A_VERIFY, TaxRun, measure
     from drafter_service.bench.tax_steps import Steps
     from drafter_service.bench.tax_target import Device
 
@@ -241,5 +241,5 @@ def test_early_rounds_that_drafted_from_older_hidden_states_are_counted(monkeypa
     monkeypatch.setattr(Device, "copy", forgetful)
     monkeypatch.setattr(Steps, "check", counted)
     figures = measure(TaxRun((0.1,), num_steps=8, num_turns=2, dry=True), lambda _text: None)
-    assert figures["rounds_checked"] == len(are_old) == 2 * CHECKS_A_TURN
+    assert figures["rounds_checked"] == len(are_old) == CHECKS_A_VERIFY
     assert figures["rounds_wrong"] == sum(are_old) > 0
