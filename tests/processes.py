@@ -16,7 +16,8 @@ COMMAND = [sys.executable, "-m", "drafter_service.cli", "serve"]
 def environment(**variables):
     """Ours, without settings that somebody may have exported."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECDRAFT_")}
-    path = os.pathsep.join(str(ROOT / part) for part in (".", "kernels", "clients/python"))
+    ours = [str(ROOT / part) for part in (".", "kernels", "clients/python")]
+    path = os.pathsep.join([*ours, *filter(None, [os.environ.get("PYTHONPATH")])])
     return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | variables
 
 

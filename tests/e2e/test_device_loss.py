@@ -1,5 +1,7 @@
 """A device that is lost: health turns at once, callers are told, waits are ended, and the process goes."""
 
+import signal
+import sys
 import time
 
 import grpc
@@ -7,8 +9,10 @@ import pytest
 
 from cuda_session import gpu_service
 from drafter_service.memory.device_loss import DeviceLoss, is_sticky
+from on_gpu import DRAFTER_DEVICE
 from processes import flags, serving
 from serving import temporary_directory, wait_until
+from specdraft import Client
 from specdraft.errors import Reason, SpecdraftError
 from specdraft.lanes import EarlyItem
 from specdraft.memory.cuda import CudaError
@@ -64,6 +68,52 @@ def test_the_process_of_a_lost_device_ends_and_says_so_by_its_exit_code(tiny_che
             began = time.monotonic()
             assert process.wait(30) == 1
             assert time.monotonic() - began < 30
+
+
+# `serve`, whose GPU is asked for what is not there when a signal comes: every later call of the process fails.
+FAULTY = """
+import signal, sys, threading
+from drafter_service.cli import main
+
+def fault(*_):
+    import torch
+    outside = torch.full((1,), 1 << 30, device=sys.argv[1])
+    torch.zeros(1, device=sys.argv[1]).index_select(0, outside)
+
+signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=fault).start())
+sys.exit(main(["serve", *sys.argv[2:]]))
+"""
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_lost_ends_the_service_and_its_client_drafts_with_the_next_one(tiny_checkpoint):
+    with temporary_directory() as directory:
+        settings = {"device": DRAFTER_DEVICE, "kv_bytes": "4MiB", "dtype": "float32", "drain_s": 1}
+        arguments = flags(tiny_checkpoint, directory / "s.sock", **settings)
+        command = [sys.executable, "-c", FAULTY, DRAFTER_DEVICE]
+        write = (0, STORY.tokens[:2], STORY.rows[:2])
+        with serving(arguments, command) as (process, _):
+            client = Client(f"unix:{directory / 's.sock'}", memory="cuda", max_drafts=3, timeout_s=20.0)
+            with client.open_sequence() as sequence:
+                expected = sequence.propose(*write, num_drafts=3).drafts
+            sequence = client.open_sequence()
+            process.send_signal(signal.SIGUSR1)
+            began = time.monotonic()
+            assert process.wait(30) == 1
+            assert time.monotonic() - began < 20
+            with pytest.raises(SpecdraftError):
+                sequence.propose(*write, num_drafts=1)
+        with serving(arguments):
+            wait_until(lambda: drafts_of(client, write) == expected, timeout=30, text="drafts as before")
+            client.close()
+
+
+def drafts_of(client, write):
+    try:
+        with client.open_sequence() as sequence:
+            return sequence.propose(*write, num_drafts=3).drafts
+    except SpecdraftError:
+        return None
 
 
 def test_only_errors_that_stay_mean_the_end():
