@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from contextlib import nullcontext
 from functools import partial
 
@@ -126,9 +127,7 @@ def test_no_graph_that_has_become_garbage_is_destroyed_within_a_capture(graphs):
     class Old:
         def __init__(self):
             self.itself = self
-
-        def __del__(self):
-            destroyed.append(1)
+            weakref.finalize(self, destroyed.append, 1)
 
     def work():
         for _ in range(3):
