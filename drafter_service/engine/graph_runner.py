@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -14,7 +14,6 @@ from drafter_service.engine.batch import RunEntry, Runner, RunResult
 from drafter_service.engine.captures import capture
 from drafter_service.engine.forwards import new_graph_memory
 from drafter_service.engine.graph_buffers import BatchBuffers
-from drafter_service.engine.operations import Stop
 from drafter_service.engine.round_core import Round, RoundShape
 from drafter_service.heads import MtpHead
 from drafter_service.state.pool import KvPool
@@ -132,7 +131,7 @@ class GraphRunner:
         saved = None if slots is None else self._pool.read(slots)
         try:
             launch()
-            return _results(buffers.read(), entries)
+            return buffers.read(len(entries))
         except BaseException:
             if slots is not None and saved is not None:
                 self._pool.restore(slots, saved)
@@ -140,13 +139,16 @@ class GraphRunner:
 
     def _shape(self, entries: Sequence[RunEntry]) -> RoundShape | None:
         limits = self._limits
-        pairs = max(len(entry.tokens) for entry in entries)
-        drafts = max(entry.num_drafts for entry in entries)
+        pairs = drafts = rows = 0
+        has_masks = keeps_drafts = False
+        for entry in entries:  # once for everything: this is in the way of every call
+            pairs = max(pairs, len(entry.tokens))
+            drafts = max(drafts, entry.num_drafts)
+            rows = max(rows, entry.num_rows + entry.num_draft_rows)
+            has_masks = has_masks or entry.masks is not None
+            keeps_drafts = keeps_drafts or entry.keeps_drafts
         if pairs > limits.max_drafts + 1 or len(entries) > limits.max_batch or drafts > limits.max_drafts:
             return None
-        has_masks = any(entry.masks is not None for entry in entries)
-        keeps_drafts = any(entry.keeps_drafts for entry in entries)
-        rows = max(entry.num_rows + entry.num_draft_rows for entry in entries)
         pages = -(-rows // self._pool.shape.page_rows)
         batch = bucket(len(entries), limits.max_batch)
         pages = table_pages(self._head, self._pool, pages, limits.max_pages)
@@ -189,18 +191,3 @@ def overwritten_slots(entries: Sequence[RunEntry], page_rows: int) -> list[int]:
 
 def _powers(most: int) -> list[int]:
     return sorted({bucket(count, most) for count in range(1, most + 1)})
-
-
-def _results(outputs: Mapping[str, torch.Tensor], entries: Sequence[RunEntry]) -> list[RunResult]:
-    counts, stops, broken = (outputs[name].tolist() for name in ("draft_count", "stop", "is_broken"))
-    drafts, logprobs = outputs["drafts"].tolist(), outputs["logprobs"].tolist()
-    if any(broken[: len(entries)]):
-        raise ArithmeticError("the head computed NaN")
-    return [
-        RunResult(
-            tuple(drafts[index][: counts[index]]),
-            tuple(logprobs[index][: counts[index]]),
-            Stop(stops[index]) if stops[index] else None,
-        )
-        for index in range(len(entries))
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import secrets
 import struct
@@ -13,7 +12,7 @@ import torch
 
 from drafter_service.memory.arena import SlotOutputs, check_rows, pack_outputs
 from drafter_service.memory.device_view import bytes_at, rows_of
-from drafter_service.memory.hiddens import DTYPES, checked_rows
+from drafter_service.memory.hiddens import DTYPES, FEW_BYTES, PackedRows, checked_rows, hidden_rows
 from drafter_service.memory.layout import NONCE_BYTES, ArenaLayout
 from drafter_service.memory.reaper import Reaper
 from specdraft.errors import Reason, SpecdraftError, make_error
@@ -185,17 +184,37 @@ class CudaArena:
         return self._memory
 
     def copy_rows(self, offset: int, stride: int, num_rows: int, row_bytes: int) -> bytearray:
-        """A private copy of rows in host memory, packed; for masks. Raises MEMORY_OUT_OF_BOUNDS."""
-        copied = self._copied(offset, stride, num_rows, row_bytes).cpu()
-        return bytearray(ctypes.string_at(copied.data_ptr(), copied.numel()))
+        """A private copy of rows in host memory, packed: one copy, and a wait for it. Raises MEMORY_OUT_OF_BOUNDS."""
+        check_rows(self.layout, offset, stride, num_rows, row_bytes)
+        copied = bytearray(num_rows * row_bytes)
+        target = torch.frombuffer(copied, dtype=torch.uint8)
+        with self._lock:
+            if stride == row_bytes or num_rows == 1:
+                target.copy_(self.memory[offset : offset + len(copied)])
+            else:
+                rows = rows_of(self.memory, offset, stride, num_rows, row_bytes)
+                target.view(num_rows, row_bytes).copy_(rows)
+        return copied
 
-    def hidden_rows(self, offset: int, num_rows: int, *, dtype: str, head_dtype: str, width: int) -> Tensor:
-        """A private, checked copy of hidden rows [num_rows, width] on the device, in the head's element type.
+    def hidden_rows(
+        self, offset: int, num_rows: int, *, dtype: str, head_dtype: str, width: int
+    ) -> Tensor | PackedRows:
+        """A private, checked copy of hidden rows [num_rows, width], in the head's element type.
+
+        A round's few rows are copied to the host and checked there: the copy is all that the device is asked for, and
+        they go back with everything else that is said about the round. More rows stay on the device.
 
         Raises:
             MEMORY_OUT_OF_BOUNDS, HIDDEN_NOT_FINITE.
         """
-        copied = self._copied(offset, self.layout.row_stride, num_rows, width * DTYPES[dtype].itemsize)
+        row_bytes, stride = width * DTYPES[dtype].itemsize, self.layout.row_stride
+        if num_rows * row_bytes <= FEW_BYTES:
+            return hidden_rows(self.copy_rows(offset, stride, num_rows, row_bytes), dtype, width, head_dtype)
+        check_rows(self.layout, offset, stride, num_rows, row_bytes)
+        with self._lock:
+            copied = rows_of(self.memory, offset, stride, num_rows, row_bytes).clone(
+                memory_format=torch.contiguous_format
+            )
         return checked_rows(copied.view(DTYPES[dtype]), head_dtype)
 
     def write_outputs(self, slot: int, outputs: SlotOutputs) -> None:
@@ -215,13 +234,6 @@ class CudaArena:
                 return
             self._memory = None
         self._pool.give(self._pointer, self.size)
-
-    def _copied(self, offset: int, stride: int, num_rows: int, row_bytes: int) -> Tensor:
-        check_rows(self.layout, offset, stride, num_rows, row_bytes)
-        with self._lock:
-            return rows_of(self.memory, offset, stride, num_rows, row_bytes).clone(
-                memory_format=torch.contiguous_format
-            )
 
     def _write(self, offset: int, data: bytes | bytearray) -> None:
         # From pageable memory: the copy has been made when this returns.
