@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from drafter_kernels.draft_chain import ChainState
 from drafter_service.engine.batch import RunEntry, RunResult

@@ -92,10 +92,7 @@ def _has_no_large(buffer: bytearray, dtype: str) -> bool:
     """Whether all elements are so small that none is NaN or infinite; without waking torch up."""
     size = ITEM_BYTES[dtype]
     tops = buffer[size - 1 :: size]
-    for top in _LARGE_TOPS[dtype]:  # no generator: this is in the way of every call
-        if top in tops:
-            return False
-    return True
+    return not any(map(tops.__contains__, _LARGE_TOPS[dtype]))
 
 
 def _require_finite(rows: Tensor) -> None:
