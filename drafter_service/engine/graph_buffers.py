@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from drafter_kernels.draft_chain import ChainState
 from drafter_service.engine.batch import RunEntry, RunResult
@@ -65,7 +66,7 @@ class BatchBuffers:
         """The buffers as a round of a shape takes them."""
         if shape.pages not in self._tables:
             self._tables[shape.pages] = torch.zeros(self._batch, shape.pages, dtype=torch.int32, device=self._device)
-        without = {"mask_rows", "page_table", "places", "rows"}
+        without = {"mask_rows", "page_table", "places", "kept", "rows"}
         given = {name: tensor for name, tensor in self._given.device.items() if name not in without}
         made = RoundInputs(
             **given,
@@ -84,8 +85,12 @@ class BatchBuffers:
         self._from_host.tensors["mask_rows"].fill_(-1)
         self._given.to_device(self._from_host)
 
-    def fill(self, entries: Sequence[RunEntry], shape: RoundShape) -> None:
-        """Puts a batch in. What an earlier batch left beyond it is of entries that are not live."""
+    def fill(self, entries: Sequence[RunEntry], shape: RoundShape, kept: Sequence[int]) -> Tensor | None:
+        """Puts a batch in. What an earlier batch left beyond it is of entries that are not live.
+
+        Returns:
+            The pool's slots `kept`, which somebody wants to read before the round, on the device; None without any.
+        """
         views, pairs = self._from_host.views, self._pairs
         views["is_live"][:] = bytes([1] * len(entries) + [0] * (self._batch - len(entries)))
         tokens, places, count = views["tokens"], views["places"], 0
@@ -100,6 +105,8 @@ class BatchBuffers:
                 tokens[place] = token
                 places[count] = place
                 count += 1
+        for place, slot in enumerate(kept):
+            views["kept"][place] = slot
         self._fill_pages(entries, shape.pages)
         if shape.has_masks:
             self._fill_masks(entries)
@@ -108,6 +115,7 @@ class BatchBuffers:
         else:
             self._given.to_device(self._from_host)
             self._send_rows(entries, count)
+        return self._given.device["kept"][: len(kept)] if kept else None
 
     def _send_with_rows(self, entries: Sequence[RunEntry]) -> None:
         """Everything in one copy; rows that are on the device already go to their places there, behind it."""
@@ -193,6 +201,7 @@ def _given(batch: int, pairs: int, drafts: int, short_pages: int, row_words: int
         "min_logprob": (torch.float32, (batch,)),
         "tokens": (WHOLE, (batch, pairs)),
         "places": (WHOLE, (batch * pairs,)),
+        "kept": (WHOLE, (batch * (pairs + drafts),)),
         "page_table": (torch.int32, (batch, short_pages)),
         "mask_rows": (torch.int32, (drafts, batch)),
         **rows,

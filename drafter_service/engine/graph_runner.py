@@ -125,9 +125,7 @@ class GraphRunner:
         if shape is None:
             return self._eager.run(entries)
         launch, buffers = self._round(shape), self._buffers[shape.batch]
-        buffers.fill(entries, shape)
-        overwritten = overwritten_slots(entries, self._pool.shape.page_rows)
-        slots = torch.tensor(overwritten).to(self._head.device) if overwritten else None
+        slots = buffers.fill(entries, shape, overwritten_slots(entries, self._pool.shape.page_rows))
         saved = None if slots is None else self._pool.read(slots)
         try:
             launch()
@@ -181,7 +179,9 @@ class GraphRunner:
 
 
 def overwritten_slots(entries: Sequence[RunEntry], page_rows: int) -> list[int]:
-    """Slots that hold live rows now and that the batch will write."""
+    """Slots that hold live rows now and that the batch will write: none in the usual case."""
+    if all(entry.row_begin >= entry.num_live_rows for entry in entries):
+        return []
     return [
         entry.pages[row // page_rows] * page_rows + row % page_rows
         for entry in entries
