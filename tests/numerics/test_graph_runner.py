@@ -11,9 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from books import Books, Comparison, write
 from checkpoints import write_tiny_checkpoint
+from drafter_service.engine import graph_buffers
 from drafter_service.engine import operations as ops
 from drafter_service.engine.graph_runner import GraphLimits, GraphRunner, bucket
 from drafter_service.heads import load_head
+from drafter_service.memory.hiddens import hidden_rows
 from drafter_service.telemetry import Metrics
 from round_story import Story
 
@@ -129,6 +131,40 @@ def test_a_head_that_computes_nan_fails_the_entry_and_puts_live_rows_back(head, 
             (failed,) = books.ask(write(sequence, 2, 0, [1, 2], torch.randn(2, head.config.hidden_size), 2))
         assert isinstance(failed, ops.Refusal)
     assert books.rows_of(sequence) == before
+    books.close()
+
+
+HANDED_OVER = {
+    "packed": lambda rows, device: hidden_rows(rows.numpy().tobytes(), "float32", rows.shape[1], "float32"),
+    "on the host": lambda rows, device: rows,
+    "on the device": lambda rows, device: rows.to(device),
+}
+
+
+@pytest.mark.parametrize("most_bytes", [graph_buffers.ROWS_BYTES_MAX, 0])
+def test_rows_draft_alike_however_they_are_handed_over(head, monkeypatch, most_bytes):
+    monkeypatch.setattr(graph_buffers, "ROWS_BYTES_MAX", most_bytes)
+    books = Books(head, wrap_runner=as_graphs)
+    generator = torch.Generator().manual_seed(2)
+    ids = [books.open() for _ in range(6)]
+    ways = [HANDED_OVER[name] for name in ("packed", "on the host", "on the device")]
+    for turn in range(3):
+        rows = [torch.randn(1 + index, head.config.hidden_size, generator=generator) for index in range(3)]
+        # Each way in each place of a batch, and behind each other way in the same place; and each alone.
+        entries = []
+        for index, part in enumerate(rows):
+            way = ways[(index + turn) % 3]
+            for sequence, given in ((ids[index], way(part, head.device)), (ids[index + 3], part)):
+                entries.append(write(sequence, turn + 1, 0, [5, 6, 7][: len(part)], given, 3))
+        found = [books.ask(entry)[0] for entry in entries[:2]] if turn == 2 else books.ask(*entries)
+        for ours, theirs in zip(found[::2], found[1::2], strict=True):
+            assert isinstance(ours, ops.Written), ours
+            assert ours.drafts == theirs.drafts
+            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    for ours, theirs in zip(ids[:3], ids[3:], strict=True):
+        assert all(len(books.rows_of(one)) for one in (ours, theirs))
+        left, right = (torch.frombuffer(bytearray(books.rows_of(one)), dtype=torch.float32) for one in (ours, theirs))
+        assert torch.allclose(left, right, atol=1e-4)
     books.close()
 
 
