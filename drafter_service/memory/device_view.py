@@ -18,7 +18,7 @@ class _CudaArray:
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Makes the device this thread's current one, on which kernels are launched that torch does not launch itself."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    return torch.cuda.device(device.index or 0) if device.type == "cuda" else nullcontext()
 
 
 def bytes_at(pointer: int, size: int, device: torch.device) -> Tensor:
