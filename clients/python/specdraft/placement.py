@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from specdraft.hiddens import HiddenRows
@@ -12,6 +12,7 @@ from specdraft.memory import CudaArena, DeviceRange, HostArena, SlotPool, Stagin
 from specdraft.regions import Regions
 from specdraft.terms import SessionTerms
 from specdraft.v1 import drafter_pb2, tensor_pb2
+from specdraft.values import value
 from specdraft.words import wire
 
 __all__ = ["MESSAGE_MARGIN_BYTES", "TOKEN_SIZE_BYTES", "ClientArena", "Placed", "Placement"]
@@ -27,7 +28,7 @@ _MASK_WORD_BYTES: Final = 4
 ClientArena: TypeAlias = HostArena | CudaArena
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Placed:
     """Rows that lie somewhere.
 
@@ -58,6 +59,7 @@ class Placement:
 
     def __init__(self, terms: SessionTerms, arena: ClientArena | None, regions: Regions | None = None) -> None:
         self._terms = terms
+        self._wire_dtype = wire(terms.dtype)
         self._arena = arena
         self._regions = regions
         self._lock = threading.Lock()
@@ -86,7 +88,7 @@ class Placement:
             if placed is not None:
                 return placed
         kept = rows.rows(0, min(rows.row_count, self.inline_rows_max))
-        ref = tensor_pb2.TensorRef(inline=bytes(kept.data), dtype=wire(self._terms.dtype), row_count=kept.row_count)
+        ref = tensor_pb2.TensorRef(inline=bytes(kept.data), dtype=self._wire_dtype, row_count=kept.row_count)
         size = MESSAGE_MARGIN_BYTES + kept.data.nbytes + TOKEN_SIZE_BYTES * kept.row_count
         return Placed(ref, kept.row_count, size, "inline")
 
@@ -146,7 +148,10 @@ class Placement:
         if slot is None:
             return None
         _write(arena, rows, arena.slot_rows(slot, rows.row_count))
-        ref = self._ref(rows, arena_slot=tensor_pb2.ArenaSlot(slot=slot))
+        # In place: a message that is put into another is copied.
+        ref = tensor_pb2.TensorRef(dtype=self._wire_dtype, row_count=rows.row_count)
+        ref.arena_slot.slot = slot
+        ref.arena_slot.SetInParent()  # slot 0 is the default, and would not be there
         return Placed(ref, rows.row_count, self._message_size(rows), "slot", slot)
 
     def _place_in_staging(self, arena: ClientArena, rows: HiddenRows) -> Placed | None:
@@ -169,7 +174,7 @@ class Placement:
             arena_slot=arena_slot,
             arena_staging=arena_staging,
             region=region,
-            dtype=wire(self._terms.dtype),
+            dtype=self._wire_dtype,
             row_count=rows.row_count,
         )
 

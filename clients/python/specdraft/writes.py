@@ -17,6 +17,7 @@ from specdraft.placement import Placed, Placement
 from specdraft.statuses import error_of_entry, is_uncertain
 from specdraft.terms import SessionTerms
 from specdraft.v1 import drafter_pb2
+from specdraft.values import value
 
 __all__ = ["Draft", "Job", "catchup_jobs", "propose_jobs"]
 
@@ -25,7 +26,7 @@ def _no_words() -> array[int]:
     return array("I")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Draft:
     """How to draft after the pairs are written.
 
