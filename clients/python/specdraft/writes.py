@@ -99,7 +99,9 @@ def _call(rpc: str, jobs: Sequence[Job], terms: SessionTerms, placement: Placeme
     batch = _gather(jobs, terms, placement)
     settled = False
     try:
-        answer = yield Exchange(rpc, _request(rpc, batch), terms.timeout_s)
+        request = _request(rpc, batch)
+        placement.wait_for([placed for _, placed in batch])
+        answer = yield Exchange(rpc, request, terms.timeout_s)
         settled = True
     except SpecdraftError as error:
         settled = not is_uncertain(error)
