@@ -21,7 +21,7 @@ from drafter_service.memory.hiddens import PackedRows, tensor_of
 
 WHOLE = torch.int64
 
-ROWS_BYTES_MAX: Final = 512 << 10
+ROWS_BYTES_MAX: Final = 256 << 10
 """Hidden rows of so many bytes travel with everything else that is said about a round; more of them by themselves."""
 
 _STOPS: Final = {stop.value: stop for stop in Stop} | {0: None}
