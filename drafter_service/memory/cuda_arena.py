@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from drafter_service.memory.arena import SlotOutputs, check_rows, pack_outputs
-from drafter_service.memory.device_view import bytes_at, rows_of
-from drafter_service.memory.hiddens import DTYPES, FEW_BYTES, PackedRows, checked_rows, hidden_rows
+from drafter_service.memory.device_view import Landing, bytes_at, rows_of
+from drafter_service.memory.hiddens import DTYPES, FEW_BYTES, PackedRows, RowsToCome, checked_rows, hidden_rows
 from drafter_service.memory.layout import NONCE_BYTES, ArenaLayout
 from drafter_service.memory.reaper import Reaper
 from specdraft.errors import Reason, SpecdraftError, make_error
@@ -42,6 +42,9 @@ class ArenaPool:
         device: the GPU's ordinal.
         budget: most bytes of all arenas, those included that are not freed yet.
         reaper: frees.
+
+    Attributes:
+        landings: host memory for the rows of calls, of which nobody makes use; arenas share it.
     """
 
     def __init__(self, driver: CudaDriver, device: int, budget: int, reaper: Reaper) -> None:
@@ -53,6 +56,7 @@ class ArenaPool:
         self._num_bytes = 0
         self._spare: tuple[int, int] | None = None
         self._closed = threading.Event()
+        self.landings: list[Landing] = []
 
     @property
     def num_bytes(self) -> int:
@@ -161,6 +165,8 @@ class CudaArena:
         self._pool = pool
         self._device = device
         self._lock = threading.Lock()
+        if not pool.landings:  # before it is needed: making it takes a while
+            pool.landings.append(Landing(FEW_BYTES, device))
         self._pointer, self.size = pool.take(layout.size)
         try:
             self.handle = driver.export_handle(self._pointer)
@@ -216,6 +222,34 @@ class CudaArena:
                 memory_format=torch.contiguous_format
             )
         return checked_rows(copied.view(DTYPES[dtype]), head_dtype)
+
+    def start_hidden_rows(
+        self, offset: int, num_rows: int, *, dtype: str, head_dtype: str, width: int
+    ) -> Tensor | PackedRows:
+        """As `hidden_rows`; where they are few and dense, the copy is only under way, and they have to be settled.
+
+        Raises:
+            MEMORY_OUT_OF_BOUNDS; HIDDEN_NOT_FINITE where it is known at once.
+        """
+        row_bytes = width * DTYPES[dtype].itemsize
+        size = num_rows * row_bytes
+        if size > FEW_BYTES or row_bytes != self.layout.row_stride:
+            return self.hidden_rows(offset, num_rows, dtype=dtype, head_dtype=head_dtype, width=width)
+        check_rows(self.layout, offset, row_bytes, num_rows, row_bytes)
+        landings = self._pool.landings
+        try:
+            landing = landings.pop()
+        except IndexError:
+            landing = Landing(FEW_BYTES, self._device)
+        with self._lock:
+            landing.start(self.memory[offset : offset + size])
+
+        def copied() -> bytearray:
+            data = landing.take(size)
+            landings.append(landing)  # one that nobody asks for its rows is not used again
+            return data
+
+        return RowsToCome(copied, dtype, width, head_dtype)
 
     def write_outputs(self, slot: int, outputs: SlotOutputs) -> None:
         """Writes a slot's outputs; `op` behind the rest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -45,9 +45,35 @@ class PackedRows:
     width: int
     dtype: str
 
+    def settled(self) -> Tensor | PackedRows:
+        """The rows, once they are there and checked."""
+        return self
+
     def tensor(self) -> Tensor:
         """The rows [rows, width], over the same memory."""
         return torch.frombuffer(self.buffer, dtype=DTYPES[self.dtype]).view(-1, self.width)
+
+
+class RowsToCome(PackedRows):
+    """A round's few rows that are being copied. They are nothing before they are settled, once.
+
+    Args:
+        copied: waits for the copy, and returns it.
+        dtype: name of its elements' type.
+        width: elements of a row.
+        head_dtype: name of the element type that the head computes in.
+    """
+
+    __slots__ = ("_copied", "_given_dtype")
+
+    def __init__(self, copied: Callable[[], bytearray], dtype: str, width: int, head_dtype: str) -> None:
+        super().__init__(bytearray(), width, head_dtype)
+        self._copied = copied
+        self._given_dtype = dtype
+
+    def settled(self) -> Tensor | PackedRows:
+        """The rows, as `hidden_rows` gives them. Raises HIDDEN_NOT_FINITE."""
+        return hidden_rows(self._copied(), self._given_dtype, self.width, self.dtype)
 
 
 def tensor_of(rows: Tensor | PackedRows) -> Tensor:

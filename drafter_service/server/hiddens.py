@@ -28,7 +28,7 @@ DTYPE_NAMES: Mapping[int, str] = MappingProxyType(
 
 
 def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -> Tensor | PackedRows:
-    """The rows that a TensorRef names: a private copy, checked.
+    """The rows that a TensorRef names: a private copy, checked; packed rows may have to be settled before they are.
 
     Returns:
         [row_count, hidden width], in the head's element type `head_dtype`.
@@ -50,7 +50,7 @@ def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -
         arena = arena_of(session)
         offset = _arena_offset(arena, ref)
         if isinstance(arena, CudaArena):
-            return arena.hidden_rows(offset, ref.row_count, dtype=expected, head_dtype=head_dtype, width=width)
+            return arena.start_hidden_rows(offset, ref.row_count, dtype=expected, head_dtype=head_dtype, width=width)
         data = arena.copy_rows(offset, arena.layout.row_stride, ref.row_count, row_bytes)
     elif place == "region":
         return _region_rows(session, ref, head_dtype)

@@ -6,7 +6,7 @@ import torch
 from drafter_service.memory.cuda_arena import GRANULE
 from drafter_service.memory.device_view import bytes_at, on_device, peer_bytes_at, rows_of
 from drafter_service.memory.gpu import GpuLimits, GpuMemory
-from drafter_service.memory.hiddens import FEW_BYTES, PackedRows, tensor_of
+from drafter_service.memory.hiddens import FEW_BYTES, PackedRows, RowsToCome, tensor_of
 from drafter_service.memory.layout import ArenaWish, lay_out
 from specdraft.errors import Reason, SpecdraftError
 from specdraft.memory.cuda_bindings import CudaBindingsDriver
@@ -87,4 +87,27 @@ def test_rows_of_an_arena_are_read_as_they_were_left_and_refused_for_one_bad_num
     with pytest.raises(SpecdraftError) as caught:
         arena.hidden_rows(offset, 1025, dtype="bfloat16", head_dtype="bfloat16", width=width)
     assert caught.value.reason is Reason.MEMORY_OUT_OF_BOUNDS
+    arena.close()
+
+
+def test_copies_under_way_are_each_their_own_and_of_what_was_there_then(gpu):
+    width = 64
+    arena = gpu.make_arena(lay_out(ArenaWish(1, 4, 2 * width, 2 * width, 128, 64, with_masks=False)))
+    memory = arena.memory[arena.layout.staging :].view(torch.bfloat16)
+    started = []
+    for turn in range(4):
+        memory.fill_(turn)
+        coming = arena.start_hidden_rows(
+            arena.layout.staging, 2 + turn, dtype="bfloat16", head_dtype="bfloat16", width=width
+        )
+        assert isinstance(coming, RowsToCome)
+        started.append(coming)
+    del started[1]  # nobody asks for it any more
+    memory.fill_(torch.nan)
+    found = [tensor_of(coming.settled()) for coming in reversed(started)]
+    assert [(len(rows), rows.unique().tolist()) for rows in found] == [(5, [3]), (4, [2]), (2, [0])]
+    coming = arena.start_hidden_rows(arena.layout.staging, 1, dtype="bfloat16", head_dtype="bfloat16", width=width)
+    with pytest.raises(SpecdraftError, match="row 0"):
+        coming.settled()
+    assert len(gpu.pool.landings) == 3, "they are used again"
     arena.close()
