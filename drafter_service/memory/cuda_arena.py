@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 FREEING_S = 1.0
 """How long a session's opening waits for memory that is being freed, where there is no other."""
 
+PARTS_MAX = 256
+"""Parts of an arena whose tensors are kept: the rows of its slots, in the usual case."""
+
 GRANULE = 2 << 20
 """Allocations are whole multiples of this: smaller ones may share what is exported with others' memory."""
 
@@ -165,6 +168,7 @@ class CudaArena:
         self._pool = pool
         self._device = device
         self._lock = threading.Lock()
+        self._parts: dict[tuple[int, int], Tensor] = {}
         if not pool.landings:  # before it is needed: making it takes a while
             pool.landings.append(Landing(FEW_BYTES, device))
         self._pointer, self.size = pool.take(layout.size)
@@ -242,7 +246,7 @@ class CudaArena:
         except IndexError:
             landing = Landing(FEW_BYTES, self._device)
         with self._lock:
-            landing.start(self.memory[offset : offset + size])
+            landing.start(self._part(offset, size))
 
         def copied() -> bytearray:
             data = landing.take(size)
@@ -267,7 +271,17 @@ class CudaArena:
             if self._memory is None:
                 return
             self._memory = None
+            self._parts.clear()
         self._pool.give(self._pointer, self.size)
+
+    def _part(self, offset: int, size: int) -> Tensor:
+        """Bytes of the arena. Raises SESSION_UNKNOWN once the session has ended."""
+        part = self._parts.get((offset, size))
+        if part is None:
+            part = self.memory[offset : offset + size]
+            if len(self._parts) < PARTS_MAX:
+                self._parts[offset, size] = part
+        return part
 
     def _write(self, offset: int, data: bytes | bytearray) -> None:
         # From pageable memory: the copy has been made when this returns.

@@ -28,12 +28,17 @@ class Landing:
         is_gpu = device.type == "cuda"
         self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=is_gpu)
         self._view = memoryview((ctypes.c_uint8 * size).from_address(self._memory.data_ptr())).cast("B")
+        self._parts: dict[int, Tensor] = {}
         self._stream = torch.cuda.default_stream(device) if is_gpu else None
         self._event = torch.cuda.Event() if is_gpu else None
 
     def start(self, source: Tensor) -> None:
         """Has the bytes of a dense uint8 tensor copied, behind what the device's default stream holds."""
-        self._memory[: len(source)].copy_(source, non_blocking=True)
+        size = source.shape[0]
+        part = self._parts.get(size)
+        if part is None:  # few sizes: one a number of rows
+            part = self._parts[size] = self._memory[:size]
+        part.copy_(source, non_blocking=True)
         if self._event is not None:
             self._event.record(self._stream)
 

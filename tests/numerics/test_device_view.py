@@ -111,3 +111,6 @@ def test_copies_under_way_are_each_their_own_and_of_what_was_there_then(gpu):
         coming.settled()
     assert len(gpu.pool.landings) == 3, "they are used again"
     arena.close()
+    with pytest.raises(SpecdraftError) as caught:
+        arena.start_hidden_rows(arena.layout.staging, 1, dtype="bfloat16", head_dtype="bfloat16", width=width)
+    assert caught.value.reason is Reason.SESSION_UNKNOWN
