@@ -116,6 +116,8 @@ def plan_write(ledger: Ledger, operation: Write) -> PlannedWrite | Answer:
     wish = operation.pairs
     if isinstance(wish, SpecdraftError):
         raise wish
+    # Rows on their way are waited for and checked here, where nothing has changed yet.
+    hiddens = wish.hiddens.settled() if hasattr(wish.hiddens, "settled") else wish.hiddens
     verified = sequence.rows
     if wish.verified_tokens:
         verified = sequence.verified(wish.first_key, wish.verified_tokens)
@@ -136,7 +138,7 @@ def plan_write(ledger: Ledger, operation: Write) -> PlannedWrite | Answer:
         num_live_rows=sequence.rows.row_count + len(sequence.draft_rows),
         first_key=wish.first_key,
         tokens=wish.tokens,
-        hiddens=wish.hiddens,
+        hiddens=hiddens,
         num_drafts=num_drafts,
         min_logprob=drafts.min_logprob if drafts else None,
         masks=drafts.masks if drafts else None,

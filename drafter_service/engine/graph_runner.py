@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -14,7 +14,6 @@ from drafter_service.engine.batch import RunEntry, Runner, RunResult
 from drafter_service.engine.captures import capture
 from drafter_service.engine.forwards import new_graph_memory
 from drafter_service.engine.graph_buffers import BatchBuffers
-from drafter_service.engine.operations import Stop
 from drafter_service.engine.round_core import Round, RoundShape
 from drafter_service.heads import MtpHead
 from drafter_service.state.pool import KvPool
@@ -90,7 +89,9 @@ class GraphRunner:
         self._pool = pool
         self._limits = limits
         self._observer = observer
+        self._runs_kernels = head.runs_kernels
         self._rounds: dict[RoundShape, Callable[[], Any]] = {}
+        self._fitting: dict[tuple[int, int, int, bool, bool], RoundShape] = {}
         self._buffers: dict[int, BatchBuffers] = {}
         self._graph_memory = new_graph_memory(head.device)
         self._short_pages = table_pages(head, pool, 1, limits.max_pages)
@@ -100,7 +101,6 @@ class GraphRunner:
         """Rounds that are ready."""
         return len(self._rounds)
 
-    @torch.inference_mode()
     def warm_up(self) -> None:
         """Captures what no call shall wait for: with kernels every shape, else those of few pages without masks."""
         limits = self._limits
@@ -119,63 +119,82 @@ class GraphRunner:
             yield pages, False
         yield limits.max_pages, True
 
-    @torch.inference_mode()
     def run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
         """One result an entry. If it raises, every row that was stored before is as it was."""
-        shape = self._shape(entries)
+        shape, has_live_rows = self._shape(entries)
         if shape is None:
             return self._eager.run(entries)
         launch, buffers = self._round(shape), self._buffers[shape.batch]
-        buffers.fill(entries, shape)
-        overwritten = overwritten_slots(entries, self._pool.shape.page_rows)
-        slots = torch.tensor(overwritten).to(self._head.device) if overwritten else None
+        overwritten = overwritten_slots(entries, self._pool.shape.page_rows) if has_live_rows else ()
+        slots = buffers.fill(entries, shape, overwritten)
         saved = None if slots is None else self._pool.read(slots)
         try:
             launch()
-            return _results(buffers.read(), entries)
+            return buffers.read(len(entries))
         except BaseException:
             if slots is not None and saved is not None:
                 self._pool.restore(slots, saved)
             raise
 
-    def _shape(self, entries: Sequence[RunEntry]) -> RoundShape | None:
+    def _shape(self, entries: Sequence[RunEntry]) -> tuple[RoundShape | None, bool]:
+        """What the batch fits into, None = nothing; and whether it may overwrite live rows."""
         limits = self._limits
-        pairs = max(len(entry.tokens) for entry in entries)
-        drafts = max(entry.num_drafts for entry in entries)
+        pairs = drafts = rows = 0
+        has_masks = keeps_drafts = has_live_rows = False
+        for entry in entries:  # once for everything: this is in the way of every call
+            pairs = max(pairs, len(entry.tokens))
+            drafts = max(drafts, entry.num_drafts)
+            rows = max(rows, entry.num_rows + entry.num_draft_rows)
+            has_masks = has_masks or entry.masks is not None
+            keeps_drafts = keeps_drafts or entry.keeps_drafts
+            has_live_rows = has_live_rows or entry.row_begin < entry.num_live_rows
         if pairs > limits.max_drafts + 1 or len(entries) > limits.max_batch or drafts > limits.max_drafts:
-            return None
-        has_masks = any(entry.masks is not None for entry in entries)
-        keeps_drafts = any(entry.keeps_drafts for entry in entries)
-        rows = max(entry.num_rows + entry.num_draft_rows for entry in entries)
+            return None, has_live_rows
         pages = -(-rows // self._pool.shape.page_rows)
-        batch = bucket(len(entries), limits.max_batch)
-        pages = table_pages(self._head, self._pool, pages, limits.max_pages)
-        if self._head.runs_kernels and (has_masks or keeps_drafts):
+        if pages > self._short_pages:
+            pages = table_pages(self._head, self._pool, pages, limits.max_pages)
+        else:
+            pages = self._short_pages
+        key = len(entries), drafts, pages, has_masks, keeps_drafts
+        shape = self._fitting.get(key)
+        if shape is None:
+            shape = self._fitting[key] = self._fit(*key)
+        return shape, has_live_rows
+
+    def _fit(self, num_entries: int, drafts: int, pages: int, has_masks: bool, keeps_drafts: bool) -> RoundShape:
+        limits = self._limits
+        batch = bucket(num_entries, limits.max_batch)
+        if self._runs_kernels and (has_masks or keeps_drafts):
             pages, has_masks, keeps_drafts = limits.max_pages, True, True
         return RoundShape(batch, limits.max_drafts + 1, drafts, pages, has_masks, keeps_drafts)
 
     def _round(self, shape: RoundShape) -> Callable[[], Any]:
-        if shape not in self._rounds:
+        launch = self._rounds.get(shape)
+        if launch is None:
             began = time.perf_counter()
-            self._rounds[shape] = self._captured(shape)
+            launch = self._rounds[shape] = self._captured(shape)
             if self._observer is not None:
                 self._observer.graph_captured()
             _log.debug("captured %s in %.3f s", shape, time.perf_counter() - began)
-        return self._rounds[shape]
+        return launch
 
+    @torch.inference_mode()
     def _captured(self, shape: RoundShape) -> Callable[[], Any]:
         head, limits = self._head, self._limits
         if shape.batch not in self._buffers:
-            self._buffers[shape.batch] = BatchBuffers(head, shape.batch, limits.max_drafts, self._short_pages)
+            with torch.inference_mode(mode=False):  # they are filled and read outside of it
+                self._buffers[shape.batch] = BatchBuffers(head, shape.batch, limits.max_drafts, self._short_pages)
         buffers = self._buffers[shape.batch]
         # One for all batches: the largest has room for any.
         forward = self._graph_memory.forward(
             head, self._pool, limits.max_batch, limits.max_batch * (limits.max_drafts + 1)
         )
-        inputs = buffers.inputs(shape)
+        with torch.inference_mode(mode=False):
+            inputs = buffers.inputs(shape)
         made = Round(forward, shape, self._pool.shape.page_rows, head.device, buffers.state)
         buffers.empty()
-        return capture(lambda: made.run(inputs), head.device, self._graph_memory.handle)
+        run = torch.inference_mode()(made.run)
+        return capture(lambda: run(inputs), head.device, self._graph_memory.handle)
 
 
 def overwritten_slots(entries: Sequence[RunEntry], page_rows: int) -> list[int]:
@@ -189,18 +208,3 @@ def overwritten_slots(entries: Sequence[RunEntry], page_rows: int) -> list[int]:
 
 def _powers(most: int) -> list[int]:
     return sorted({bucket(count, most) for count in range(1, most + 1)})
-
-
-def _results(outputs: Mapping[str, torch.Tensor], entries: Sequence[RunEntry]) -> list[RunResult]:
-    counts, stops, broken = (outputs[name].tolist() for name in ("draft_count", "stop", "is_broken"))
-    drafts, logprobs = outputs["drafts"].tolist(), outputs["logprobs"].tolist()
-    if any(broken[: len(entries)]):
-        raise ArithmeticError("the head computed NaN")
-    return [
-        RunResult(
-            tuple(drafts[index][: counts[index]]),
-            tuple(logprobs[index][: counts[index]]),
-            Stop(stops[index]) if stops[index] else None,
-        )
-        for index in range(len(entries))
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import secrets
 import struct
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from drafter_service.memory.arena import SlotOutputs, check_rows, pack_outputs
-from drafter_service.memory.device_view import bytes_at, rows_of
-from drafter_service.memory.hiddens import DTYPES, checked_rows
+from drafter_service.memory.device_view import Landing, bytes_at, rows_of
+from drafter_service.memory.hiddens import DTYPES, FEW_BYTES, PackedRows, RowsToCome, checked_rows, hidden_rows
 from drafter_service.memory.layout import NONCE_BYTES, ArenaLayout
 from drafter_service.memory.reaper import Reaper
 from specdraft.errors import Reason, SpecdraftError, make_error
@@ -26,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 FREEING_S = 1.0
 """How long a session's opening waits for memory that is being freed, where there is no other."""
+
+PARTS_MAX = 256
+"""Parts of an arena whose tensors are kept: the rows of its slots, in the usual case."""
 
 GRANULE = 2 << 20
 """Allocations are whole multiples of this: smaller ones may share what is exported with others' memory."""
@@ -43,6 +45,9 @@ class ArenaPool:
         device: the GPU's ordinal.
         budget: most bytes of all arenas, those included that are not freed yet.
         reaper: frees.
+
+    Attributes:
+        landings: host memory for the rows of calls, of which nobody makes use; arenas share it.
     """
 
     def __init__(self, driver: CudaDriver, device: int, budget: int, reaper: Reaper) -> None:
@@ -54,6 +59,7 @@ class ArenaPool:
         self._num_bytes = 0
         self._spare: tuple[int, int] | None = None
         self._closed = threading.Event()
+        self.landings: list[Landing] = []
 
     @property
     def num_bytes(self) -> int:
@@ -162,6 +168,9 @@ class CudaArena:
         self._pool = pool
         self._device = device
         self._lock = threading.Lock()
+        self._parts: dict[tuple[int, int], Tensor] = {}
+        if not pool.landings:  # before it is needed: making it takes a while
+            pool.landings.append(Landing(FEW_BYTES, device))
         self._pointer, self.size = pool.take(layout.size)
         try:
             self.handle = driver.export_handle(self._pointer)
@@ -185,18 +194,66 @@ class CudaArena:
         return self._memory
 
     def copy_rows(self, offset: int, stride: int, num_rows: int, row_bytes: int) -> bytearray:
-        """A private copy of rows in host memory, packed; for masks. Raises MEMORY_OUT_OF_BOUNDS."""
-        copied = self._copied(offset, stride, num_rows, row_bytes).cpu()
-        return bytearray(ctypes.string_at(copied.data_ptr(), copied.numel()))
+        """A private copy of rows in host memory, packed: one copy, and a wait for it. Raises MEMORY_OUT_OF_BOUNDS."""
+        check_rows(self.layout, offset, stride, num_rows, row_bytes)
+        copied = bytearray(num_rows * row_bytes)
+        target = torch.frombuffer(copied, dtype=torch.uint8)
+        with self._lock:
+            if stride == row_bytes or num_rows == 1:
+                target.copy_(self.memory[offset : offset + len(copied)])
+            else:
+                rows = rows_of(self.memory, offset, stride, num_rows, row_bytes)
+                target.view(num_rows, row_bytes).copy_(rows)
+        return copied
 
-    def hidden_rows(self, offset: int, num_rows: int, *, dtype: str, head_dtype: str, width: int) -> Tensor:
-        """A private, checked copy of hidden rows [num_rows, width] on the device, in the head's element type.
+    def hidden_rows(
+        self, offset: int, num_rows: int, *, dtype: str, head_dtype: str, width: int
+    ) -> Tensor | PackedRows:
+        """A private, checked copy of hidden rows [num_rows, width], in the head's element type.
+
+        A round's few rows are copied to the host and checked there: the copy is all that the device is asked for, and
+        they go back with everything else that is said about the round. More rows stay on the device.
 
         Raises:
             MEMORY_OUT_OF_BOUNDS, HIDDEN_NOT_FINITE.
         """
-        copied = self._copied(offset, self.layout.row_stride, num_rows, width * DTYPES[dtype].itemsize)
+        row_bytes, stride = width * DTYPES[dtype].itemsize, self.layout.row_stride
+        if num_rows * row_bytes <= FEW_BYTES:
+            return hidden_rows(self.copy_rows(offset, stride, num_rows, row_bytes), dtype, width, head_dtype)
+        check_rows(self.layout, offset, stride, num_rows, row_bytes)
+        with self._lock:
+            copied = rows_of(self.memory, offset, stride, num_rows, row_bytes).clone(
+                memory_format=torch.contiguous_format
+            )
         return checked_rows(copied.view(DTYPES[dtype]), head_dtype)
+
+    def start_hidden_rows(
+        self, offset: int, num_rows: int, *, dtype: str, head_dtype: str, width: int
+    ) -> Tensor | PackedRows:
+        """As `hidden_rows`; where they are few and dense, the copy is only under way, and they have to be settled.
+
+        Raises:
+            MEMORY_OUT_OF_BOUNDS; HIDDEN_NOT_FINITE where it is known at once.
+        """
+        row_bytes = width * DTYPES[dtype].itemsize
+        size = num_rows * row_bytes
+        if size > FEW_BYTES or row_bytes != self.layout.row_stride:
+            return self.hidden_rows(offset, num_rows, dtype=dtype, head_dtype=head_dtype, width=width)
+        check_rows(self.layout, offset, row_bytes, num_rows, row_bytes)
+        landings = self._pool.landings
+        try:
+            landing = landings.pop()
+        except IndexError:
+            landing = Landing(FEW_BYTES, self._device)
+        with self._lock:
+            landing.start(self._part(offset, size))
+
+        def copied() -> bytearray:
+            data = landing.take(size)
+            landings.append(landing)  # one that nobody asks for its rows is not used again
+            return data
+
+        return RowsToCome(copied, dtype, width, head_dtype)
 
     def write_outputs(self, slot: int, outputs: SlotOutputs) -> None:
         """Writes a slot's outputs; `op` behind the rest."""
@@ -214,14 +271,17 @@ class CudaArena:
             if self._memory is None:
                 return
             self._memory = None
+            self._parts.clear()
         self._pool.give(self._pointer, self.size)
 
-    def _copied(self, offset: int, stride: int, num_rows: int, row_bytes: int) -> Tensor:
-        check_rows(self.layout, offset, stride, num_rows, row_bytes)
-        with self._lock:
-            return rows_of(self.memory, offset, stride, num_rows, row_bytes).clone(
-                memory_format=torch.contiguous_format
-            )
+    def _part(self, offset: int, size: int) -> Tensor:
+        """Bytes of the arena. Raises SESSION_UNKNOWN once the session has ended."""
+        part = self._parts.get((offset, size))
+        if part is None:
+            part = self.memory[offset : offset + size]
+            if len(self._parts) < PARTS_MAX:
+                self._parts[offset, size] = part
+        return part
 
     def _write(self, offset: int, data: bytes | bytearray) -> None:
         # From pageable memory: the copy has been made when this returns.

@@ -16,9 +16,42 @@ class _CudaArray:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (pointer, False), "version": 3}
 
 
+class Landing:
+    """Host memory that a device copies into while whoever asked goes on. For one copy at a time.
+
+    Args:
+        size: bytes.
+        device: torch's name of it; where it is a CPU, the copy has been made when `start` returns.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        is_gpu = device.type == "cuda"
+        self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=is_gpu)
+        self._view = memoryview((ctypes.c_uint8 * size).from_address(self._memory.data_ptr())).cast("B")
+        self._parts: dict[int, Tensor] = {}
+        self._stream = torch.cuda.default_stream(device) if is_gpu else None
+        self._event = torch.cuda.Event() if is_gpu else None
+
+    def start(self, source: Tensor) -> None:
+        """Has the bytes of a dense uint8 tensor copied, behind what the device's default stream holds."""
+        size = source.shape[0]
+        part = self._parts.get(size)
+        if part is None:  # few sizes: one a number of rows
+            part = self._parts[size] = self._memory[:size]
+        part.copy_(source, non_blocking=True)
+        if self._event is not None:
+            self._event.record(self._stream)
+
+    def take(self, size: int) -> bytearray:
+        """The first `size` bytes, once they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return bytearray(self._view[:size])
+
+
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Makes the device this thread's current one, on which kernels are launched that torch does not launch itself."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    return torch.cuda.device(device.index or 0) if device.type == "cuda" else nullcontext()
 
 
 def bytes_at(pointer: int, size: int, device: torch.device) -> Tensor:

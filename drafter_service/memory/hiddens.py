@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -22,7 +22,13 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 ITEM_BYTES: Mapping[str, int] = MappingProxyType({name: dtype.itemsize for name, dtype in DTYPES.items()})
 """Bytes of an element."""
 
-FEW_ELEMENTS = 1024
+FEW_BYTES = 64 << 10
+"""A round's rows: so many are looked at on the host, wherever they lie."""
+
+_LARGE_TOPS: Mapping[str, bytes] = MappingProxyType(
+    {"float32": b"\x7f\xff", "bfloat16": b"\x7f\xff", "float16": b"\x7c\x7d\x7e\x7f\xfc\xfd\xfe\xff"}
+)
+"""Upper bytes (the sign, and the exponent's upper bits) of NaN, of infinities, and but for float16 of the largest."""
 
 
 @dataclass(slots=True)
@@ -30,16 +36,44 @@ class PackedRows:
     """A round's few rows, private and checked, not a tensor yet: whoever runs the batch wakes torch up, once.
 
     Attributes:
-        buffer: packed little-endian float32.
+        buffer: packed little-endian elements of the head's type.
         width: elements of a row.
+        dtype: name of that type.
     """
 
     buffer: bytearray
     width: int
+    dtype: str
+
+    def settled(self) -> Tensor | PackedRows:
+        """The rows, once they are there and checked."""
+        return self
 
     def tensor(self) -> Tensor:
-        """The rows, float32 [rows, width], over the same memory."""
-        return torch.frombuffer(self.buffer, dtype=torch.float32).view(-1, self.width)
+        """The rows [rows, width], over the same memory."""
+        return torch.frombuffer(self.buffer, dtype=DTYPES[self.dtype]).view(-1, self.width)
+
+
+class RowsToCome(PackedRows):
+    """A round's few rows that are being copied. They are nothing before they are settled, once.
+
+    Args:
+        copied: waits for the copy, and returns it.
+        dtype: name of its elements' type.
+        width: elements of a row.
+        head_dtype: name of the element type that the head computes in.
+    """
+
+    __slots__ = ("_copied", "_given_dtype")
+
+    def __init__(self, copied: Callable[[], bytearray], dtype: str, width: int, head_dtype: str) -> None:
+        super().__init__(bytearray(), width, head_dtype)
+        self._copied = copied
+        self._given_dtype = dtype
+
+    def settled(self) -> Tensor | PackedRows:
+        """The rows, as `hidden_rows` gives them. Raises HIDDEN_NOT_FINITE."""
+        return hidden_rows(self._copied(), self._given_dtype, self.width, self.dtype)
 
 
 def tensor_of(rows: Tensor | PackedRows) -> Tensor:
@@ -60,10 +94,8 @@ def hidden_rows(data: bytes | bytearray, dtype: str, width: int, head_dtype: str
         HIDDEN_NOT_FINITE: an element is NaN or infinite, or becomes so in the head's type; names the first such row.
     """
     buffer = data if isinstance(data, bytearray) else bytearray(data)
-    if dtype == head_dtype == "float32" and len(buffer) <= FEW_ELEMENTS * 4:
-        tops = buffer[3::4]  # sign and the upper seven bits of the exponent
-        if 0x7F not in tops and 0xFF not in tops:  # all are below 2^127 in size: neither NaN nor infinite
-            return PackedRows(buffer, width)
+    if dtype == head_dtype and len(buffer) <= FEW_BYTES and _has_no_large(buffer, dtype):
+        return PackedRows(buffer, width, dtype)
     rows = torch.frombuffer(buffer, dtype=DTYPES[dtype]).view(-1, width)
     if head_dtype != dtype:
         rows = rows.to(DTYPES[head_dtype])
@@ -80,6 +112,13 @@ def checked_rows(rows: Tensor, head_dtype: str) -> Tensor:
     rows = rows.to(DTYPES[head_dtype])
     _require_finite(rows)
     return rows
+
+
+def _has_no_large(buffer: bytearray, dtype: str) -> bool:
+    """Whether all elements are so small that none is NaN or infinite; without waking torch up."""
+    size = ITEM_BYTES[dtype]
+    tops = buffer[size - 1 :: size]
+    return not any(map(tops.__contains__, _LARGE_TOPS[dtype]))
 
 
 def _require_finite(rows: Tensor) -> None:

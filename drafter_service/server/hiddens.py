@@ -28,7 +28,7 @@ DTYPE_NAMES: Mapping[int, str] = MappingProxyType(
 
 
 def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -> Tensor | PackedRows:
-    """The rows that a TensorRef names: a private copy, checked.
+    """The rows that a TensorRef names: a private copy, checked; packed rows may have to be settled before they are.
 
     Returns:
         [row_count, hidden width], in the head's element type `head_dtype`.
@@ -47,9 +47,10 @@ def read_hiddens(session: Session, ref: tensor_pb2.TensorRef, head_dtype: str) -
     if place == "inline":
         data: bytes | bytearray = _inline_rows(ref, row_bytes)
     elif place in {"arena_slot", "arena_staging"}:
-        arena, offset = arena_of(session), _arena_offset(session, ref)
+        arena = arena_of(session)
+        offset = _arena_offset(arena, ref)
         if isinstance(arena, CudaArena):
-            return arena.hidden_rows(offset, ref.row_count, dtype=expected, head_dtype=head_dtype, width=width)
+            return arena.start_hidden_rows(offset, ref.row_count, dtype=expected, head_dtype=head_dtype, width=width)
         data = arena.copy_rows(offset, arena.layout.row_stride, ref.row_count, row_bytes)
     elif place == "region":
         return _region_rows(session, ref, head_dtype)
@@ -101,9 +102,8 @@ def arena_of(session: Session) -> SharedArena:
     return session.arena
 
 
-def _arena_offset(session: Session, ref: tensor_pb2.TensorRef) -> int:
+def _arena_offset(arena: SharedArena, ref: tensor_pb2.TensorRef) -> int:
     """Where the first row is; all of them lie in their slot or the staging area."""
-    arena = arena_of(session)
     layout = arena.layout
     if ref.HasField("arena_slot"):
         check_slot(arena, ref.arena_slot.slot)
@@ -112,7 +112,8 @@ def _arena_offset(session: Session, ref: tensor_pb2.TensorRef) -> int:
     else:
         first_row = ref.arena_staging.first_row
         offset, num_rows = layout.staging + first_row * layout.row_stride, layout.wish.num_prefill_rows
-    _check_stride(ref, layout.row_stride)
+    if ref.row_stride_bytes:
+        _check_stride(ref, layout.row_stride)
     end = first_row + ref.row_count
     if end > num_rows:
         raise make_error(

@@ -2,16 +2,18 @@
 
 import ctypes
 import logging
+import time
 
 import pytest
 import torch
 
-from cuda_session import gpu_service
+from cuda_session import PIDS, gpu_service
 from drafter_service.memory.cuda_arena import GRANULE
 from serving import wait_until
 from specdraft import AsyncClient
 from specdraft.errors import Reason, SpecdraftError
-from specdraft.memory import DeviceRange
+from specdraft.memory import ClientGpu, DeviceRange
+from specdraft.memory.simulated import SimulatedDriver
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import session_pb2, tensor_pb2
 from specdraft.words import MemoryKind
@@ -62,6 +64,26 @@ def test_rows_on_the_client_s_gpu_are_copied_on_it(clients):
     client = clients.client(gpu)
     rows = device_rows(gpu, gpu.driver.allocate(STORY.rows.nbytes))
     assert rounds(client, rows) == rounds(client, host_rows)
+
+
+class Slow(SimulatedDriver):
+    """A device that takes its time for a copy."""
+
+    def copy(self, stream, target, source, size):
+        self.launch(stream, lambda: time.sleep(0.03))
+        super().copy(stream, target, source, size)
+
+
+def test_nothing_is_asked_for_before_the_rows_are_there(clients):
+    driver = Slow(clients.directory, pid=next(PIDS))
+    driver.make_current(0)
+    gpu = ClientGpu(driver, pid=driver.pid)
+    client = clients.client(gpu)
+    rows = device_rows(gpu, driver.allocate(STORY.rows.nbytes))
+    assert rounds(client, rows, 2) == rounds(clients.client(), host_rows, 2)
+    client.close()
+    clients.forget(client)
+    driver.close()
 
 
 def test_rows_in_a_region_are_read_where_they_are(clients):

@@ -11,9 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from books import Books, Comparison, write
 from checkpoints import write_tiny_checkpoint
+from drafter_service.engine import graph_buffers
 from drafter_service.engine import operations as ops
 from drafter_service.engine.graph_runner import GraphLimits, GraphRunner, bucket
 from drafter_service.heads import load_head
+from drafter_service.memory.hiddens import RowsToCome, hidden_rows
 from drafter_service.telemetry import Metrics
 from round_story import Story
 
@@ -129,6 +131,66 @@ def test_a_head_that_computes_nan_fails_the_entry_and_puts_live_rows_back(head, 
             (failed,) = books.ask(write(sequence, 2, 0, [1, 2], torch.randn(2, head.config.hidden_size), 2))
         assert isinstance(failed, ops.Refusal)
     assert books.rows_of(sequence) == before
+    books.close()
+
+
+def on_their_way(rows):
+    """Rows whose copy is waited for; how often is counted."""
+    width, waits = rows.shape[1], []
+    coming = RowsToCome(lambda: waits.append(1) or bytearray(rows.numpy().tobytes()), "float32", width, "float32")
+    return coming, waits
+
+
+HANDED_OVER = {
+    "on their way": lambda rows, device: on_their_way(rows)[0],
+    "packed": lambda rows, device: hidden_rows(rows.numpy().tobytes(), "float32", rows.shape[1], "float32"),
+    "on the host": lambda rows, device: rows,
+    "on the device": lambda rows, device: rows.to(device),
+}
+
+
+@pytest.mark.parametrize("most_bytes", [graph_buffers.ROWS_BYTES_MAX, 0])
+def test_rows_draft_alike_however_they_are_handed_over(head, monkeypatch, most_bytes):
+    monkeypatch.setattr(graph_buffers, "ROWS_BYTES_MAX", most_bytes)
+    books = Books(head, wrap_runner=as_graphs)
+    generator = torch.Generator().manual_seed(2)
+    ids = [books.open() for _ in range(6)]
+    ways = list(HANDED_OVER.values())
+    for turn in range(4):
+        rows = [torch.randn(1 + index, head.config.hidden_size, generator=generator) for index in range(3)]
+        # Each way in each place of a batch, and behind each other way in the same place; and each alone.
+        entries = []
+        for index, part in enumerate(rows):
+            way = ways[(index + turn) % 4]
+            for sequence, given in ((ids[index], way(part, head.device)), (ids[index + 3], part)):
+                entries.append(write(sequence, turn + 1, 0, [5, 6, 7][: len(part)], given, 3))
+        found = [books.ask(entry)[0] for entry in entries[:2]] if turn == 3 else books.ask(*entries)
+        for ours, theirs in zip(found[::2], found[1::2], strict=True):
+            assert isinstance(ours, ops.Written), ours
+            assert ours.drafts == theirs.drafts
+            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    for ours, theirs in zip(ids[:3], ids[3:], strict=True):
+        assert all(len(books.rows_of(one)) for one in (ours, theirs))
+        left, right = (torch.frombuffer(bytearray(books.rows_of(one)), dtype=torch.float32) for one in (ours, theirs))
+        assert torch.allclose(left, right, atol=1e-4)
+    books.close()
+
+
+def test_rows_on_their_way_are_waited_for_once_and_refused_before_anything_has_changed(head):
+    books = Books(head, wrap_runner=as_graphs)
+    sequence, rows = books.open(), torch.randn(2, head.config.hidden_size)
+    coming, waits = on_their_way(rows)
+    (first,) = books.ask(write(sequence, 1, 0, [1, 2], coming, 2))
+    assert isinstance(first, ops.Written), first
+    again, waits_again = on_their_way(rows)
+    assert books.ask(write(sequence, 1, 0, [1, 2], again, 2)) == [first]
+    assert (len(waits), len(waits_again)) == (1, 0), "a retry is answered from memory"
+    before = books.rows_of(sequence)
+    rows[1, 3] = torch.inf
+    (refused,) = books.ask(write(sequence, 2, 1, [3, 4], on_their_way(rows)[0], 2))
+    assert isinstance(refused, ops.Refusal)
+    assert (refused.error.reason, refused.error.details["row"]) == ("HIDDEN_NOT_FINITE", "1")
+    assert (refused.view.last_op, books.rows_of(sequence)) == (1, before)
     books.close()
 
 

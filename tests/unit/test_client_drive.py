@@ -1,5 +1,6 @@
 """The `Drive` stream of the Python client: it is used, cut, taken over, missing; nothing is done twice."""
 
+import queue
 import socket
 import threading
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from fake_service import FakeService, wait_until
 from specdraft import AbortedError, Client, DeadlineError, NotFoundError, Reason, UnavailableError
-from specdraft.drive import Drive
+from specdraft.drive import Drive, _Waiter
 from specdraft.errors import InternalError, UnimplementedError, make_error
 from specdraft.exchanges import Exchange, drive_frame
 from specdraft.listening import is_refused
@@ -338,3 +339,52 @@ def test_closing_does_not_wait_for_a_reader_that_grpc_forgot():
     drive.close()
     assert time.monotonic() - started < 4
     lost.wakes_up.set()
+
+
+class _Held:
+    """A stream whose answers have arrived before its reader gets them: each only when it is let go."""
+
+    def __init__(self):
+        self.drive = None
+        self.let_go = threading.Semaphore(0)
+        self.arrived = threading.Semaphore(0)
+
+    def __call__(self, frames):
+        for frame in frames:
+            asked = drafter_pb2.DriveRequest.FromString(frame)
+            answer = drafter_pb2.DriveResponse(correlation_id=asked.correlation_id, truncate={})
+            self.drive.arrived(answer)
+            self.arrived.release()
+            assert self.let_go.acquire(timeout=5)
+            yield answer
+
+
+def test_a_caller_gets_an_answer_that_has_arrived_before_the_reader_has_it():
+    held = _Held()
+    drive = held.drive = Drive(held, 60.0, "unix:///nowhere")
+    exchange = Exchange("Truncate", drafter_pb2.TruncateRequest(), 5.0)
+    for _ in range(3):
+        assert drive.call(exchange) == drafter_pb2.TruncateResponse()
+        held.let_go.release()  # what the reader finds then has been told
+    drive._stream = None  # a generator has no cancel
+    drive.close()
+
+
+def test_callbacks_and_what_arrives_in_a_bad_moment_are_left_to_the_reader():
+    held, told = _Held(), queue.SimpleQueue()
+    drive = held.drive = Drive(held, 60.0, "unix:///nowhere")
+    exchange = Exchange("Truncate", drafter_pb2.TruncateRequest(), 5.0)
+    wait_until(lambda: drive._outgoing is not None)
+    drive.post(exchange, lambda answer, error: told.put((answer, error)))
+    assert held.arrived.acquire(timeout=5)
+    assert told.empty()
+    held.let_go.release()
+    assert told.get(timeout=5) == (drafter_pb2.TruncateResponse(), None)
+    with drive._lock:
+        drive._unanswered.add(99, b"", waiter := _Waiter())
+        drive.arrived(drafter_pb2.DriveResponse(correlation_id=99))
+        assert waiter.answer is None
+    drive.arrived(drafter_pb2.DriveResponse(correlation_id=99))
+    assert waiter.answer.correlation_id == 99
+    drive._stream = None
+    drive.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drafter_service.memory.hiddens import (
     DTYPES,
-    FEW_ELEMENTS,
+    FEW_BYTES,
     PackedRows,
     embedding_bytes,
     hidden_rows,
@@ -41,12 +41,26 @@ def test_rows_are_read_as_they_were_packed_and_are_private(dtype):
     assert data == packed(rows)
 
 
-@pytest.mark.parametrize(("num_rows", "is_packed"), [(FEW_ELEMENTS // WIDTH, True), (FEW_ELEMENTS // WIDTH + 1, False)])
-def test_few_float32_rows_become_a_tensor_where_they_are_used(num_rows, is_packed):
-    rows = torch.randn(num_rows, WIDTH, generator=torch.Generator().manual_seed(0))
-    read = hidden_rows(packed(rows), "float32", WIDTH, "float32")
-    assert isinstance(read, PackedRows) is is_packed
-    assert torch.equal(read_rows(packed(rows), "float32", WIDTH, "float32"), rows)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_few", [True, False])
+def test_few_rows_become_a_tensor_where_they_are_used(dtype, is_few):
+    num_rows = FEW_BYTES // (WIDTH * DTYPES[dtype].itemsize) + (not is_few)
+    rows = torch.randn(num_rows, WIDTH, generator=torch.Generator().manual_seed(0)).to(DTYPES[dtype])
+    read = hidden_rows(packed(rows), dtype, WIDTH, dtype)
+    assert isinstance(read, PackedRows) is is_few
+    assert tensor_of(read).dtype == DTYPES[dtype]
+    assert torch.equal(tensor_of(read), rows)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_number_of_two_bytes_is_read_or_refused(dtype):
+    numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(DTYPES[dtype])
+    finite, others = numbers[numbers.isfinite()], numbers[~numbers.isfinite()]
+    for part in finite.split(256):
+        assert torch.equal(read_rows(packed(part), dtype, 1, dtype).flatten(), part)
+    for number in others.split(1):
+        with pytest.raises(SpecdraftError, match="row 1"):
+            hidden_rows(packed(torch.cat((finite[:1], number))), dtype, 1, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

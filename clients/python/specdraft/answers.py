@@ -11,7 +11,7 @@ from specdraft.words import StopReason
 
 __all__ = ["Carry", "KeyRange", "Proposal", "SequenceState", "StoredDrafts"]
 
-_STOP_REASONS: Final = frozenset(StopReason)
+_STOP_REASONS: Final = {int(reason): reason for reason in StopReason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class Carry:
 
 def _stop_reason(number: int) -> StopReason:
     # A newer service may know reasons that this client does not.
-    return StopReason(int(number)) if int(number) in _STOP_REASONS else StopReason.UNSPECIFIED
+    return _STOP_REASONS.get(int(number), StopReason.UNSPECIFIED)
 
 
 def _ranges(messages: Iterable[session_pb2.KeyRange]) -> tuple[KeyRange, ...]:
-    return tuple(KeyRange(one.begin, one.end) for one in messages)
+    return tuple([KeyRange(one.begin, one.end) for one in messages])

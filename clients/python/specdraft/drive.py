@@ -125,6 +125,21 @@ class Drive:
         check_entry(waiter.answer.status)
         return getattr(waiter.answer, DRIVE_FIELDS[exchange.rpc])
 
+    def arrived(self, answer: Any) -> None:
+        """Wakes the caller who waits for an answer, before the reader has it. For the thread in which gRPC takes it in.
+
+        That thread holds a lock of gRPC's, so it waits for none of ours: what cannot be told now, and what is told to
+        callbacks, is left to the reader. gRPC takes an answer in when the reader is done with the one before it.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            waiter = self._unanswered.take(answer.correlation_id, _Waiter)
+        finally:
+            self._lock.release()
+        if waiter is not None:
+            waiter.finish(answer, None)
+
     def post(self, exchange: Exchange, tell: Callable[[Any, Exception | None], None]) -> None:
         """Sends the request and goes on; `tell` gets the answer or the error, once, in another thread.
 

@@ -7,12 +7,12 @@ Everything that decides (operation numbers, retries, chunks, places) is written 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from specdraft.errors import SpecdraftError
 from specdraft.v1 import drafter_pb2, session_pb2
+from specdraft.values import value
 
 __all__ = ["DRIVE_FIELDS", "RESPONSES", "Exchange", "Steps", "drive_frame", "perform"]
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 Message: TypeAlias = Any
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Exchange:
     """A request on its way.
 

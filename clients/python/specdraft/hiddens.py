@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any, Final
 
 from specdraft.memory import DeviceRange
+from specdraft.values import value
 from specdraft.words import DType
 
 __all__ = ["HiddenRows", "read_rows"]
@@ -23,10 +23,11 @@ _FORMATS: Final = {
     "e": "float16",
     "<e": "float16",
 }
+_TYPES: Final = {DType.FLOAT32: "torch.float32", DType.BFLOAT16: "torch.bfloat16", DType.FLOAT16: "torch.float16"}
 _RAW_FORMATS: Final = frozenset({"B", "b", "c"})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HiddenRows:
     """Dense hidden rows.
 
@@ -117,22 +118,24 @@ def _read_buffer(view: memoryview, dtype: DType, width: int) -> HiddenRows:
 
 def _read_tensor(tensor: Any, dtype: DType, width: int) -> HiddenRows:
     """Reads a torch tensor through its address: bfloat16 has no buffer protocol, and torch must not be imported."""
-    shape, kind, device = list(tensor.shape), str(tensor.dtype).removeprefix("torch."), str(tensor.device)
+    shape, place = tensor.shape, tensor.device.type
     if (
-        device.partition(":")[0] not in {"cpu", "cuda"}
-        or kind != dtype.name.lower()
-        or len(shape) != 2
+        len(shape) != 2
         or shape[1] != width
+        or str(tensor.dtype) != _TYPES[dtype]
+        or (place != "cuda" and place != "cpu")  # noqa: PLR1714  # quicker than a set
     ):
-        raise _mismatch(f"a {kind} tensor of shape {shape} on {device}", dtype, width)
-    dense = tensor.detach().contiguous()
-    size = shape[0] * width * dtype.size_bytes
-    if size == 0:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise _mismatch(f"a {kind} tensor of shape {list(shape)} on {tensor.device}", dtype, width)
+    dense = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+    row_count = shape[0]
+    if row_count == 0:
         return HiddenRows(memoryview(b""), dtype, 0, width)
-    if device != "cpu":
-        return HiddenRows(DeviceRange(dense.data_ptr(), size), dtype, shape[0], width, dense)
-    block = (ctypes.c_char * size).from_address(dense.data_ptr())
-    return HiddenRows(memoryview(block).cast("B"), dtype, shape[0], width, dense)
+    pointer, size = dense.data_ptr(), row_count * width * dtype.size_bytes
+    if place == "cuda":
+        return HiddenRows(DeviceRange(pointer, size), dtype, row_count, width, dense)
+    block = (ctypes.c_char * size).from_address(pointer)
+    return HiddenRows(memoryview(block).cast("B"), dtype, row_count, width, dense)
 
 
 def _mismatch(given: str, dtype: DType, width: int) -> ValueError:

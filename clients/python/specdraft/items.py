@@ -19,6 +19,7 @@ __all__ = [
     "CatchupItem",
     "ProposeItem",
     "catchup_job",
+    "draft",
     "proposal",
     "proposal_or_error",
     "propose_job",
@@ -75,7 +76,8 @@ def propose_job(ledger: Ledger, item: ProposeItem[S], terms: SessionTerms) -> Jo
     Raises:
         ValueError: hidden rows of another shape or type, or a mask word that is negative or needs more than 32 bits.
     """
-    return Job(ledger, _run(item, terms), _draft(item))
+    wish = draft(item.num_drafts, item.min_logprob, item.mask, recommend=item.recommend, verify_us=item.verify_us)
+    return Job(ledger, _run(item, terms), wish)
 
 
 def proposal_or_error(job: Job) -> Proposal | SpecdraftError:
@@ -113,9 +115,16 @@ def _run(item: CatchupItem[S] | ProposeItem[S], terms: SessionTerms) -> PairRun:
     return PairRun(item.first_key, item.tokens, rows, item.allow_gap, item.accepted_drafts, item.verified_tokens)
 
 
-def _draft(item: ProposeItem[S]) -> Draft:
+def draft(
+    num_drafts: int, min_logprob: float | None, mask: Sequence[int], *, recommend: bool, verify_us: int | None
+) -> Draft:
+    """How to draft; arguments as those of `Sequence.propose`.
+
+    Raises:
+        ValueError: a mask word that is negative or needs more than 32 bits.
+    """
     try:
-        mask = array("I", item.mask)
+        words = array("I", mask)
     except OverflowError as error:
         raise ValueError(f"mask words are 0 or more and fit into 32 bits: {error}") from None
-    return Draft(item.num_drafts, item.min_logprob, mask, item.recommend, item.verify_us)
+    return Draft(num_drafts, min_logprob, words, recommend, verify_us)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specdraft.hiddens import HiddenRows
+from specdraft.values import value
 
 __all__ = ["NextPairs", "PairRun", "next_pairs", "prompt_pairs"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PairRun:
     """Consecutive pairs of one sequence.
 

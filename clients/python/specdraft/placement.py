@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from array import array
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from specdraft.hiddens import HiddenRows
@@ -12,6 +13,7 @@ from specdraft.memory import CudaArena, DeviceRange, HostArena, SlotPool, Stagin
 from specdraft.regions import Regions
 from specdraft.terms import SessionTerms
 from specdraft.v1 import drafter_pb2, tensor_pb2
+from specdraft.values import value
 from specdraft.words import wire
 
 __all__ = ["MESSAGE_MARGIN_BYTES", "TOKEN_SIZE_BYTES", "ClientArena", "Placed", "Placement"]
@@ -27,7 +29,7 @@ _MASK_WORD_BYTES: Final = 4
 ClientArena: TypeAlias = HostArena | CudaArena
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Placed:
     """Rows that lie somewhere.
 
@@ -37,6 +39,7 @@ class Placed:
         message_size_bytes: what they and their tokens add to the message.
         kind, slot: what to give back.
         mask: how the request names its grammar mask; None = it has none.
+        is_under_way: they are being copied there; see `Placement.wait_for`.
     """
 
     ref: tensor_pb2.TensorRef
@@ -45,6 +48,7 @@ class Placed:
     kind: Literal["slot", "staging", "inline", "region"]
     slot: int = 0
     mask: drafter_pb2.GrammarMask | None = None
+    is_under_way: bool = False
 
 
 class Placement:
@@ -58,6 +62,7 @@ class Placement:
 
     def __init__(self, terms: SessionTerms, arena: ClientArena | None, regions: Regions | None = None) -> None:
         self._terms = terms
+        self._wire_dtype = wire(terms.dtype)
         self._arena = arena
         self._regions = regions
         self._lock = threading.Lock()
@@ -69,7 +74,7 @@ class Placement:
     def place(self, rows: HiddenRows) -> Placed:
         """Places the rows in a slot, else in the staging area, else (as many as a message takes) inline.
 
-        Rows that lie in a region stay there.
+        Rows that lie in a region stay there. Those in GPU memory are on their way when this returns.
 
         Raises:
             ValueError: the rows are in GPU memory, and this session shares none.
@@ -86,9 +91,17 @@ class Placement:
             if placed is not None:
                 return placed
         kept = rows.rows(0, min(rows.row_count, self.inline_rows_max))
-        ref = tensor_pb2.TensorRef(inline=bytes(kept.data), dtype=wire(self._terms.dtype), row_count=kept.row_count)
+        ref = tensor_pb2.TensorRef(inline=bytes(kept.data), dtype=self._wire_dtype, row_count=kept.row_count)
         size = MESSAGE_MARGIN_BYTES + kept.data.nbytes + TOKEN_SIZE_BYTES * kept.row_count
         return Placed(ref, kept.row_count, size, "inline")
+
+    def wait_for(self, placed: Iterable[Placed]) -> None:
+        """Waits until rows are where `place` has said: what does not need them is done before."""
+        for one in placed:
+            if one.is_under_way:
+                assert isinstance(self._arena, CudaArena), "only there rows are under way"
+                self._arena.gpu.wait()
+                return
 
     def place_mask(self, placed: Placed, words: array[int]) -> Placed:
         """Puts a mask beside rows that lie in a slot, if the session has room for masks there; else in the message.
@@ -145,18 +158,21 @@ class Placement:
             slot = self._slots.take()
         if slot is None:
             return None
-        _write(arena, rows, arena.slot_rows(slot, rows.row_count))
-        ref = self._ref(rows, arena_slot=tensor_pb2.ArenaSlot(slot=slot))
-        return Placed(ref, rows.row_count, self._message_size(rows), "slot", slot)
+        is_under_way = _write(arena, rows, arena.slot_rows(slot, rows.row_count))
+        # In place: a message that is put into another is copied.
+        ref = tensor_pb2.TensorRef(dtype=self._wire_dtype, row_count=rows.row_count)
+        ref.arena_slot.slot = slot
+        ref.arena_slot.SetInParent()  # slot 0 is the default, and would not be there
+        return Placed(ref, rows.row_count, self._message_size(rows), "slot", slot, is_under_way=is_under_way)
 
     def _place_in_staging(self, arena: ClientArena, rows: HiddenRows) -> Placed | None:
         with self._lock:
             first_row = self._staging.claim(rows.row_count)
         if first_row is None:
             return None
-        _write(arena, rows, arena.staging_rows(first_row, rows.row_count))
+        is_under_way = _write(arena, rows, arena.staging_rows(first_row, rows.row_count))
         ref = self._ref(rows, arena_staging=tensor_pb2.ArenaStaging(first_row=first_row))
-        return Placed(ref, rows.row_count, self._message_size(rows), "staging")
+        return Placed(ref, rows.row_count, self._message_size(rows), "staging", is_under_way=is_under_way)
 
     def _ref(
         self,
@@ -169,7 +185,7 @@ class Placement:
             arena_slot=arena_slot,
             arena_staging=arena_staging,
             region=region,
-            dtype=wire(self._terms.dtype),
+            dtype=self._wire_dtype,
             row_count=rows.row_count,
         )
 
@@ -178,11 +194,16 @@ class Placement:
         return MESSAGE_MARGIN_BYTES + TOKEN_SIZE_BYTES * rows.row_count
 
 
-def _write(arena: ClientArena, rows: HiddenRows, target: memoryview | DeviceRange) -> None:
+def _write(arena: ClientArena, rows: HiddenRows, target: memoryview | DeviceRange) -> bool:
+    """Copies rows; whether they are still under way, as those in GPU memory are."""
     if isinstance(target, DeviceRange):
         assert isinstance(arena, CudaArena), "only it has such views"
+        if isinstance(rows.data, DeviceRange):
+            arena.start_rows(rows.data, target)
+            return True
         arena.write_rows(rows.data, target)
     else:
         assert isinstance(arena, HostArena), "only it has such views"
         assert isinstance(rows.data, memoryview), "place has checked it"
         arena.write_rows(rows.data, target)
+    return False

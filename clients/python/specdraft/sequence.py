@@ -11,7 +11,7 @@ from specdraft import operations
 from specdraft.answers import Carry, Proposal, SequenceState, StoredDrafts
 from specdraft.errors import SpecdraftError
 from specdraft.hiddens import read_rows
-from specdraft.items import ProposeItem, proposal, propose_job, written
+from specdraft.items import draft, proposal, written
 from specdraft.ledger import Ledger
 from specdraft.pairs import PairRun, prompt_pairs
 from specdraft.session import Session
@@ -131,23 +131,13 @@ class Sequence:
             verify_us: how long the target's verify takes, in microseconds, for the recommendation; None = the service
                 takes the time from its last answer to this request.
         """
-        item = ProposeItem(
-            self,
-            first_key,
-            tokens,
-            hiddens,
-            num_drafts,
-            allow_gap=allow_gap,
-            accepted_drafts=accepted_drafts,
-            min_logprob=min_logprob,
-            mask=mask,
-            verified_tokens=verified_tokens,
-            recommend=recommend,
-            verify_us=verify_us,
-        )
-        job = propose_job(self._ledger, item, self._session.terms)
+        session = self._session
+        rows = read_rows(hiddens, session.terms.dtype, session.terms.width)
+        run = PairRun(first_key, tokens, rows, allow_gap, accepted_drafts, verified_tokens)
+        wish = draft(num_drafts, min_logprob, mask, recommend=recommend, verify_us=verify_us)
+        job = Job(self._ledger, run, wish)
         with self.lock:
-            self._session.run(propose_jobs([job], self._session.terms, self._session.placement))
+            session.run(propose_jobs([job], session.terms, session.placement))
         return proposal(job)
 
     def truncate(self, first_key: int, accepted_drafts: int | None = None) -> SequenceState:

@@ -41,9 +41,16 @@ class Transport:
         opener: Any = self._channel.stream_stream(
             method("Drive"),
             request_serializer=None,  # frames are serialised by the caller's thread
-            response_deserializer=drafter_pb2.DriveResponse.FromString,
+            response_deserializer=self._read_answer,
         )
         self._drive = Drive(lambda frames: opener(frames, metadata=self._metadata), grace_s, self._target)
+
+    def _read_answer(self, data: bytes) -> Any:
+        """An answer on the stream, as soon as gRPC has it."""
+        answer = drafter_pb2.DriveResponse.FromString(data)
+        if self._drive is not None:
+            self._drive.arrived(answer)
+        return answer
 
     @property
     def is_driving(self) -> bool:

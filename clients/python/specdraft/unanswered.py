@@ -33,10 +33,13 @@ class Unanswered(Generic[W]):
         """Notes a request before it is sent."""
         self._waiting[correlation_id] = frame, waiter
 
-    def take(self, correlation_id: int) -> W | None:
-        """The waiter of an answer; None if it has given up, or was answered before."""
-        found = self._waiting.pop(correlation_id, None)
-        return None if found is None else found[1]
+    def take(self, correlation_id: int, kind: type | None = None) -> W | None:
+        """The waiter of an answer; None if it has given up, was answered before, or is not of the `kind` given."""
+        found = self._waiting.get(correlation_id)
+        if found is None or (kind is not None and not isinstance(found[1], kind)):
+            return None
+        del self._waiting[correlation_id]
+        return found[1]
 
     def take_all(self) -> list[W]:
         """Every waiter, because no answer will come."""

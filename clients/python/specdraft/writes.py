@@ -17,6 +17,7 @@ from specdraft.placement import Placed, Placement
 from specdraft.statuses import error_of_entry, is_uncertain
 from specdraft.terms import SessionTerms
 from specdraft.v1 import drafter_pb2
+from specdraft.values import value
 
 __all__ = ["Draft", "Job", "catchup_jobs", "propose_jobs"]
 
@@ -25,7 +26,7 @@ def _no_words() -> array[int]:
     return array("I")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Draft:
     """How to draft after the pairs are written.
 
@@ -98,7 +99,9 @@ def _call(rpc: str, jobs: Sequence[Job], terms: SessionTerms, placement: Placeme
     batch = _gather(jobs, terms, placement)
     settled = False
     try:
-        answer = yield Exchange(rpc, _request(rpc, batch), terms.timeout_s)
+        request = _request(rpc, batch)
+        placement.wait_for([placed for _, placed in batch])
+        answer = yield Exchange(rpc, request, terms.timeout_s)
         settled = True
     except SpecdraftError as error:
         settled = not is_uncertain(error)

@@ -16,6 +16,7 @@ from specdraft.memory.mappings import Mappings
 
 if TYPE_CHECKING:
     from array import array
+    from collections.abc import Sequence
 
     from specdraft.memory.cuda import CudaDriver
     from specdraft.memory.layout import ArenaLayout
@@ -104,11 +105,14 @@ class ClientGpu:
         self.driver.copy(DEFAULT_STREAM, target, source, size)
         self.driver.synchronize(DEFAULT_STREAM)
 
-    def copy_many(self, copies: list[tuple[int, int, int]]) -> None:
-        """Copies several (target, source, size) and waits once."""
+    def start_copies(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copies several (target, source, size) behind what the default stream holds; `wait` waits for them."""
         self.driver.make_current(self.device)
         for target, source, size in copies:
             self.driver.copy(DEFAULT_STREAM, target, source, size)
+
+    def wait(self) -> None:
+        """Waits for what the default stream holds. For the thread that started it."""
         self.driver.synchronize(DEFAULT_STREAM)
 
     def read(self, pointer: int, size: int) -> bytes:
@@ -200,17 +204,26 @@ class CudaArena:
         Raises:
             ValueError: the sizes differ.
         """
+        source, keep = _address(rows)
+        self.start_rows(DeviceRange(source, rows.nbytes, keep), target)
+        self.gpu.wait()
+        del keep
+
+    def start_rows(self, rows: DeviceRange, target: DeviceRange) -> None:
+        """As `write_rows`; does not wait. The rows stay where they are until `gpu.wait()` has returned.
+
+        Raises:
+            ValueError: the sizes differ.
+        """
         size, stride = self.layout.row_size_bytes, self.layout.hidden_row_stride_bytes
         if rows.nbytes % size or rows.nbytes // size * stride != target.nbytes:
             message = f"{rows.nbytes} bytes are not {target.nbytes // stride} rows of {size} bytes"
             raise ValueError(message)
-        source, keep = _address(rows)
         if stride == size:
-            self.gpu.copy(target.pointer, source, rows.nbytes)
+            self.gpu.start_copies(((target.pointer, rows.pointer, rows.nbytes),))
         else:
             count = rows.nbytes // size
-            self.gpu.copy_many([(target.pointer + i * stride, source + i * size, size) for i in range(count)])
-        del keep
+            self.gpu.start_copies([(target.pointer + i * stride, rows.pointer + i * size, size) for i in range(count)])
 
     def write_mask(self, slot: int, words: array[int]) -> None:
         """Writes the grammar mask of a slot, row after row; the session must have asked for masks."""
