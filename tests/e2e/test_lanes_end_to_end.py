@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+import threading
 import time
 from contextlib import contextmanager
 
@@ -250,8 +251,12 @@ def test_tickets_out_of_order_are_refused_and_released_lanes_take_none(clients):
 class Hasty(SimulatedDriver):
     """A device on which a store overtakes the copies before it, as it could between GPUs that are not coherent."""
 
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.may_copy = threading.Event()
+
     def copy(self, stream, target, source, size):
-        self.launch(stream, lambda: time.sleep(0.05))
+        self.launch(stream, lambda: self.may_copy.wait(30))
         super().copy(stream, target, source, size)
 
     def write_value(self, stream, pointer, value):
@@ -264,6 +269,7 @@ def test_a_lane_that_is_not_in_order_is_refused_and_the_session_goes_on_without(
     client = clients.client(ClientGpu(driver, pid=driver.pid), slot_count=4)
     with pytest.raises(SpecdraftError, match="in order; calls without tickets work") as caught:
         client.open_lane(driver.create_stream())
+    driver.may_copy.set()
     assert caught.value.reason is Reason.TRANSPORT_UNAVAILABLE
     assert caught.value.details["kind"] == "lane"
     with client.open_sequence() as sequence:
