@@ -16,6 +16,7 @@ from serving import wait_until
 from specdraft.errors import Reason, SpecdraftError
 from specdraft.lanes import EarlyItem, Lane
 from specdraft.memory import ClientGpu
+from specdraft.memory.cuda import DEFAULT_STREAM
 from specdraft.memory.lane_protocol import RELEASED
 from specdraft.memory.simulated import SimulatedDriver
 from specdraft.v1 import drafter_pb2 as pb
@@ -256,7 +257,8 @@ class Hasty(SimulatedDriver):
         self.may_copy = threading.Event()
 
     def copy(self, stream, target, source, size):
-        self.launch(stream, lambda: self.may_copy.wait(30))
+        if stream != DEFAULT_STREAM:
+            self.launch(stream, lambda: self.may_copy.wait(30))
         super().copy(stream, target, source, size)
 
     def write_value(self, stream, pointer, value):
