@@ -258,20 +258,25 @@ class Hasty(SimulatedDriver):
 
     def copy(self, stream, target, source, size):
         if stream != DEFAULT_STREAM:
-            self.launch(stream, lambda: self.may_copy.wait(30))
+            self.launch(stream, lambda: self.may_copy.wait(20))
         super().copy(stream, target, source, size)
 
     def write_value(self, stream, pointer, value):
         ctypes.c_int64.from_address(pointer).value = value
 
 
-def test_a_lane_that_is_not_in_order_is_refused_and_the_session_goes_on_without(clients):
-    driver = Hasty(clients.directory, pid=next(PIDS))
+def test_a_lane_that_is_not_in_order_is_refused_and_the_session_goes_on_without(clients, monkeypatch):
+    driver, invert = Hasty(clients.directory, pid=next(PIDS)), lane_rounds._invert
+
+    def invert_too_early(nonce):
+        invert(nonce)
+        driver.may_copy.set()
+
+    monkeypatch.setattr(lane_rounds, "_invert", invert_too_early)
     driver.make_current(0)
     client = clients.client(ClientGpu(driver, pid=driver.pid), slot_count=4)
     with pytest.raises(SpecdraftError, match="in order; calls without tickets work") as caught:
         client.open_lane(driver.create_stream())
-    driver.may_copy.set()
     assert caught.value.reason is Reason.TRANSPORT_UNAVAILABLE
     assert caught.value.details["kind"] == "lane"
     with client.open_sequence() as sequence:
