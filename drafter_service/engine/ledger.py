@@ -182,6 +182,7 @@ class Ledger:
         known = self.sequences.opened_as(operation.session_id, operation.open_id)
         if known is not None:
             return Opened(known.sequence_id, known.view(), is_new=False)
+        source.check_idle()
         rows = source.rows.below(operation.keep_keys_below)
         if rows.last_key >= operation.max_keys:
             raise past_limit(rows.last_key, operation.max_keys)

@@ -10,7 +10,8 @@ import torch
 from google.protobuf.message import Message
 
 from drafter_service.engine.captures import capture_stream
-from drafter_service.engine.lane_rounds import LaneContext, LaneDesk, Results
+from drafter_service.engine.lane_context import LaneContext
+from drafter_service.engine.lane_rounds import LaneDesk, Results
 from drafter_service.engine.operations import LaneWrite
 from drafter_service.engine.slot_round import NUM_STATE_WORDS, SlotPlace, StatusNumbers
 from drafter_service.memory import CudaArena, DescriptorServer
