@@ -49,15 +49,11 @@ class Target:
         return early
 
     def gate(self):
-        return self.driver.allocate(4096)
+        return self.clients.gate(self.driver)
 
 
 def put(field, data):
     ctypes.memmove(field.pointer, data, len(data))
-
-
-def open_gate(address):
-    ctypes.c_int64.from_address(address).value = 1
 
 
 def expected(clients, writes):

@@ -156,6 +156,7 @@ class LaneCalls:
         work = stream_work(gpu.driver, gpu.torch_device)
         self._streams = StreamPool.made(gpu.driver, gpu.device, _must_go(gpu.torch_device))
         self._tools = LaneTools(gpu.driver, gpu.device, self._streams, work, clock)
+        self._lock = threading.Lock()
 
     def warm_up(self) -> None:
         """Makes rounds of nobody's: while a lane waits, loading a kernel that was never used before would block."""
@@ -196,13 +197,15 @@ class LaneCalls:
         arena = arena_of(session)
         if not isinstance(arena, CudaArena):
             raise no_lanes()
-        if not isinstance(session.lanes, SessionLanes):
-            session.lanes = SessionLanes(self.desk, self._gpu, arena)
-        make_ready = threading.Event()
-        context = session.lanes.add(lambda number: self._context(session, arena, number), self._facts.config.max_lanes)
-        self.desk.prepare(context, arena.layout.wish.num_slots, make_ready)
-        if not make_ready.wait(timeout_s):
+        lanes = self._lanes_of(session, arena)
+        is_made = threading.Event()
+        context = lanes.add(lambda number: self._context(session, arena, number), self._facts.config.max_lanes)
+        self.desk.prepare(context, arena.layout.wish.num_slots, is_made)
+        if not is_made.wait(timeout_s):
+            self.desk.watchdog.release(context.lane)  # nobody will hear of it
             raise make_error(Reason.TIMEOUT, "the lane's rounds were not ready in time")
+        if context.lane.state.is_released:
+            raise released()
         return session_pb2.OpenLaneResponse(
             lane=context.lane.number,
             descriptor_token=context.lane.token,
@@ -212,6 +215,15 @@ class LaneCalls:
             done_offset_bytes=DONE_OFFSET,
             ready_timeout_ms=int(self._facts.config.ready_timeout_s * 1000),
         )
+
+    def _lanes_of(self, session: Session, arena: CudaArena) -> SessionLanes:
+        with self._lock:
+            if not isinstance(session.lanes, SessionLanes):
+                session.lanes = SessionLanes(self.desk, self._gpu, arena)
+            lanes = session.lanes
+        if session.has_ended:
+            lanes.close()  # whoever ended the session may not have seen them
+        return lanes
 
     def begin(
         self, session: Session, request: pb.ProposeRequest, on_done: Callable[[Callable[[Message], None]], None]
@@ -240,11 +252,12 @@ class LaneCalls:
         self.desk.begin(context, ticket.ticket, timeout_s, writes, finish)
 
     def _context(self, session: Session, arena: CudaArena, number: int) -> LaneContext:
+        memory = arena.memory  # where the session has ended, before there is a lane
         lane = Lane(number, self._tools, self._descriptors)
         device, agreement = self._gpu.torch_device, session.agreement
         states = torch.zeros(STATES_MAX + 1, NUM_STATE_WORDS, dtype=torch.int64, device=device)
         place = SlotPlace(
-            arena=arena.memory,
+            arena=memory,
             layout=arena.layout,
             dtype=agreement.hidden_dtype,
             width=agreement.hidden_width,

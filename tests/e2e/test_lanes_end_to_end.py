@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from cuda_session import PIDS, gpu_service
+from cuda_session import PIDS, gpu_service, open_gate
 from drafter_service.memory.lanes import OPEN_WAITS_MAX
-from lane_targets import STORY, K, Target, expected, open_gate
+from lane_targets import STORY, K, Target, expected
 from serving import wait_until
 from specdraft.errors import Reason, SpecdraftError
 from specdraft.lanes import EarlyItem, Lane
