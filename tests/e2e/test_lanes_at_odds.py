@@ -80,7 +80,7 @@ def test_a_call_that_the_engine_has_already_and_begins_behind_a_round_does_not_t
     sequence.catchup(0, STORY.tokens[:9], STORY.rows[:9])
     engine = clients.server.service.assembly.engine
     accepted, accept = [], engine.accept
-    monkeypatch.setattr(engine, "accept", lambda call: accept(call) or accepted.append(call.operations[0].sequence_id))
+    monkeypatch.setattr(engine, "accept", lambda call: accept(call) or accepted.append(call.operations[0]))
     with busy(clients):
         calls = []
         # In this order the engine meets the round before the call, though the call came first.
@@ -88,9 +88,10 @@ def test_a_call_that_the_engine_has_already_and_begins_behind_a_round_does_not_t
         for one, action in ((other, other.state), (sequence, lambda: attempt(call, sequence))):
             calls.append(threading.Thread(target=action))
             calls[-1].start()
-            wait_until(lambda one=one: one.sequence_id in accepted, text="the call")
+            wait_until(lambda one=one: one.sequence_id in {its.sequence_id for its in accepted}, text="the call")
         target.verify(slot, 4, 4, gate)
-        early = target.propose(sequence, slot)
+        early = target.propose(twin_of(sequence, 1), slot)
+        wait_until(lambda: any("_plan" in str(getattr(its, "action", "")) for its in accepted), text="the round")
     assert early._answered.wait(10)
     for one in calls:
         one.join()
@@ -103,6 +104,13 @@ def test_a_call_that_the_engine_has_already_and_begins_behind_a_round_does_not_t
     assert early.outputs(10)[0].drafts == expected(clients, [(0, 4), (4, 4)])[1]
     sequence.ledger.unsure = True
     assert sequence.state().row_count == 8
+
+
+def twin_of(sequence, last_op):
+    """The sequence again, as used by somebody who does not take turns."""
+    twin = Sequence(sequence.session, Ledger(sequence.sequence_id, sequence.known_state))
+    twin.ledger.last_op = last_op
+    return twin
 
 
 def attempt(call, *arguments):
@@ -125,8 +133,7 @@ def test_a_call_does_not_overtake_one_about_its_sequence_that_waits_for_a_round_
     first = threading.Thread(target=lambda: found.extend(target.client.propose_batch(both)))
     first.start()
     wait_until(lambda: desk(clients)._parked, text="the call that waits")
-    twin = Sequence(free.session, Ledger(free.sequence_id, free.known_state))
-    twin.ledger.last_op = 1
+    twin = twin_of(free, 1)
     second = threading.Thread(target=lambda: found.append(twin.propose(2, STORY.tokens[2:4], STORY.rows[2:4], K)))
     second.start()
     wait_until(lambda: len(desk(clients)._parked) == 2, text="the one behind it")
@@ -226,9 +233,12 @@ def test_a_sequence_changes_its_lane_as_soon_as_the_device_is_done_with_its_roun
             target.verify(0, number, 1)
             (outputs,) = target.propose(sequence, 0).outputs(10)
             found.append(getattr(outputs, "drafts", outputs))
+            here = [context.lane for context in desk(clients)._contexts.values()]
+            wait_until(
+                lambda here=here: all(lane.passed == lane.state.last for lane in here), text="the collected copy"
+            )
         assert found == expected(clients, [(number, 1) for number in range(8)])
         patched.undo()
-        watchdog._on_news(first.lane and next(iter(desk(clients)._contexts)), ())
         for lane in list(desk(clients)._contexts):
             watchdog._on_news(lane, ())
 
@@ -253,3 +263,55 @@ def test_rounds_go_on_after_a_rewind_into_pages_that_a_fork_shares_and_leave_the
             assert sequence.state().row_count == kept + 6
             assert clients.server.digest(fork.sequence_id) == before
     assert clients.server.pages() == num_pages
+
+
+def test_a_call_of_another_thread_and_a_round_of_its_sequence_take_turns(clients):
+    target = Target(clients)
+    slot, found = target.client.claim_slot(), []
+    with target.client.open_sequence() as sequence:
+        with busy(clients):
+            call = threading.Thread(
+                target=lambda: found.append(sequence.propose(0, STORY.tokens[:2], STORY.rows[:2], K))
+            )
+            call.start()
+            wait_until(sequence.lock.locked, text="the call")
+            target.verify(slot, 2, 3)
+            rounds = threading.Thread(target=lambda: found.append(target.propose(sequence, slot)))
+            rounds.start()
+        call.join()
+        rounds.join()
+        found[1:] = found[1].outputs(10)
+        assert [one.drafts for one in found] == expected(clients, [(0, 2), (2, 3)])
+
+
+def test_a_lane_keeps_nothing_of_rounds_that_are_answered_and_they_can_still_be_read(clients):
+    target = Target(clients)
+    with target.client.open_sequence() as sequence, target.client.open_sequence() as other:
+        target.verify(1, 0, 2)
+        early = target.propose(other, 1)
+        for key in range(12):
+            target.verify(0, key, 1)
+            assert target.propose(sequence, 0).outputs(10)[0].row_count == key + 1
+        assert not target.lane._book.accepted | target.lane._book.open
+        assert early.outputs(10)[0].drafts == expected(clients, [(0, 2)])[0]
+
+
+def test_released_lanes_that_were_replaced_leave_no_thread_and_after_the_session_no_page(clients):
+    target = Target(clients)
+    session = clients.server.service._servicer._parts.sessions.listed()[0]
+
+    def watchers():
+        return sum(thread.name == "specdraft-lane" for thread in threading.enumerate())
+
+    for _ in range(5):
+        session.lanes.release()
+        wait_until(lambda: target.lane.is_over, text="the end of the lane")
+        target.lane = target.client.open_lane(target.stream)
+    wait_until(lambda: watchers() == 1, text="the ends of their threads")
+    session.lanes.release()
+    wait_until(lambda: target.lane.is_over, text="the end of the lane")
+    with target.client.open_sequence() as sequence, pytest.raises(SpecdraftError):
+        target.propose(sequence, 0)
+    wait_until(lambda: watchers() == 0, text="the end of the last one's")
+    target.client.close()
+    assert target.driver.num_registered == 0
