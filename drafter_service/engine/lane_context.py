@@ -35,7 +35,7 @@ class LaneContext:
         lane: its counters and its stream.
         place: where its rounds read and write.
         num_pairs: R.
-        followers: by sequence, the operation of the round that follows its last one here.
+        followers: by sequence, the operation of the round that follows its last one here, and its forks until then.
     """
 
     session_id: bytes
@@ -47,7 +47,7 @@ class LaneContext:
     records: deque[LaneRecord] = field(default_factory=deque)
     indices: dict[bytes, int] = field(default_factory=dict)
     free_indices: list[int] = field(default_factory=list)
-    followers: dict[bytes, int] = field(default_factory=dict)
+    followers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     graph_memory: Any = None
 
     def index_of(self, sequence_id: bytes) -> int:

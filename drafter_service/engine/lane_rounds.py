@@ -325,18 +325,18 @@ class LaneDesk:
         context.records.append(LaneRecord(ticket, planned, indices, launched, host))
 
     def _rows_written(self, context: LaneContext, planned: list[PlannedSlot]) -> torch.cuda.Event | None:
-        """What the lane's stream has to wait for: rows that calls without tickets are still writing on theirs.
+        """What the lane's stream has to wait for: rows that calls without tickets are still writing on theirs, or copy.
 
         Such a call may have been about a sequence of the round, or about one that had its pages before: None where the
-        sequences' rounds just follow each other in the lane, on the same pages.
+        sequences' rounds just follow each other in the lane, on pages that they have held all the time.
         """
         if len(context.followers) > FOLLOWERS_MAX:
             context.followers.clear()
         follows = True
         for one in planned:
-            sequence_id, op = one.operation.sequence_id, one.operation.op
-            follows &= context.followers.get(sequence_id) == op and not one.has_new_pages
-            context.followers[sequence_id] = op + 1
+            sequence_id, op, num_forks = one.operation.sequence_id, one.operation.op, one.sequence.num_forks
+            follows &= context.followers.get(sequence_id) == (op, num_forks) and not one.has_new_pages
+            context.followers[sequence_id] = (op + 1, num_forks)
         if follows or self._head.device.type != "cuda":
             return None
         event: torch.cuda.Event = torch.cuda.current_stream(self._head.device).record_event()

@@ -192,6 +192,7 @@ class Ledger:
         own = require_pages(self.allocator, self.vault, 1) if num_left else []
         for page in own:
             self.copy_page(source.pages[num_full], page)
+            source.num_forks += 1
         shared = source.pages[:num_full]
         self.allocator.retain(shared)
         sequence.rows, sequence.pages = rows, shared + array("i", own)

@@ -87,6 +87,7 @@ class Sequence:
         advice: what the session's acceptance says about draft counts; shared by its sequences.
         answered_at: when its last proposal was answered, monotonic seconds; 0 = never.
         num_rounds: rounds of lanes under way: the device may write its pages, and the books do not know yet what.
+        num_forks: forks that copied a page of it.
     """
 
     sequence_id: bytes
@@ -106,6 +107,7 @@ class Sequence:
     advice: Advice | None = None
     answered_at: float = 0.0
     num_rounds: int = 0
+    num_forks: int = 0
 
     def view(self) -> SequenceView:
         """Where it stands."""

@@ -8,7 +8,7 @@ import torch
 from drafter_service.engine.lane_plan import PlannedSlot, plan_slot
 from drafter_service.engine.lane_rounds import LaneDesk
 from drafter_service.engine.ledger import HeadIdentity, Ledger
-from drafter_service.engine.operations import LaneWrite, Open
+from drafter_service.engine.operations import Fork, LaneWrite, Open
 from drafter_service.engine.vault import CarryLimits, Vault
 from drafter_service.state import PageAllocator
 
@@ -60,6 +60,15 @@ def test_a_round_on_pages_that_the_sequence_gave_back_and_took_again_waits_for_w
     others = desk.allocator.allocate(2)
     desk.allocator.release(reversed(others))
     assert desk.waits(1), "as many pages as before, and the same ones: a catch-up may still be writing there"
+
+
+def test_a_round_waits_for_the_copy_that_a_fork_takes_of_its_last_page(monkeypatch):
+    desk = Desk(monkeypatch)
+    desk.sequence.reserved_pages = 4
+    desk.sequence.pages.extend(desk.allocator.allocate(4))
+    assert [desk.waits(1) for _ in range(2)] == [True, False]
+    desk.ledger.apply(Fork(b"session", b"s", b"fork", b"fork", 2, 64, 8))
+    assert [desk.waits(1) for _ in range(2)] == [True, False], "it may write a row again that is still to be copied"
 
 
 @pytest.mark.parametrize("kept", [2, 4])
