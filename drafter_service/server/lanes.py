@@ -65,7 +65,7 @@ class SessionLanes:
         self._arena = arena
         self.lock = threading.Lock()
         self._contexts: dict[int, LaneContext] = {}
-        self._ending: list[Lane] = []
+        self._ending: set[Lane] = set()
         self._next_number = 1
         self._is_closed = False
 
@@ -76,7 +76,8 @@ class SessionLanes:
                 raise make_error(Reason.SESSION_UNKNOWN, "the session has ended")
             for number, context in list(self._contexts.items()):
                 if context.lane.is_given_up or context.lane.state.is_released:
-                    self._end(self._contexts.pop(number).lane)
+                    self._ending.add(self._contexts.pop(number).lane)
+                    self._end(context.lane)
             if sum(not context.lane.state.is_released for context in self._contexts.values()) >= limit:
                 raise make_error(
                     Reason.IN_FLIGHT_EXHAUSTED,
@@ -100,9 +101,11 @@ class SessionLanes:
     def release(self) -> None:
         """Gives all lanes up; the session may open others."""
         with self.lock:
-            contexts, self._contexts = list(self._contexts.values()), {}
-        for context in contexts:
-            self._end(context.lane)
+            lanes = [context.lane for context in self._contexts.values()]
+            self._contexts = {}
+            self._ending.update(lanes)  # before anybody else can find that there are none
+        for lane in lanes:
+            self._end(lane)
 
     def close(self) -> None:
         """Gives all lanes up, and the arena once the device is done with them. Safe to call twice."""
@@ -113,19 +116,23 @@ class SessionLanes:
             self._gpu.reaper.once(self._closed)
 
     def _end(self, lane: Lane) -> None:
+        """Gives a lane up that is among `_ending` already: the arena waits for it."""
         self._desk.watchdog.release(lane)
 
         def take_down() -> bool:
-            if lane.is_over:
-                lane.take_down()
-            return lane.is_over
+            if not lane.is_over:
+                return False
+            with self.lock:
+                self._ending.discard(lane)
+            lane.take_down()
+            return True
 
         self._gpu.reaper.once(take_down)
-        self._ending.append(lane)
 
     def _closed(self) -> bool:
-        if not all(lane.is_over for lane in self._ending):
-            return False
+        with self.lock:
+            if not all(lane.is_over for lane in self._ending):
+                return False
         self._arena.close()
         return True
 

@@ -83,12 +83,12 @@ def test_a_call_that_the_engine_has_already_and_begins_behind_a_round_does_not_t
     monkeypatch.setattr(engine, "accept", lambda call: accept(call) or accepted.append(call.operations[0]))
     with busy(clients):
         calls = []
-        # In this order the engine meets the round before the call, though the call came first.
+        # One call of each session in turn: behind so many the engine meets the call after the round, which came later.
         desk(clients)._later(lambda: None)
-        for one, action in ((other, other.state), (sequence, lambda: attempt(call, sequence))):
+        for action in (*(twin_of(other, 0).state for _ in range(6)), lambda: attempt(call, sequence)):
             calls.append(threading.Thread(target=action))
             calls[-1].start()
-            wait_until(lambda one=one: one.sequence_id in {its.sequence_id for its in accepted}, text="the call")
+            wait_until(lambda: sum(bool(one.sequence_id) for one in accepted) == len(calls), text="the call")
         target.verify(slot, 4, 4, gate)
         early = target.propose(twin_of(sequence, 1), slot)
         wait_until(lambda: any("_plan" in str(getattr(its, "action", "")) for its in accepted), text="the round")
@@ -267,20 +267,22 @@ def test_rounds_go_on_after_a_rewind_into_pages_that_a_fork_shares_and_leave_the
 
 def test_a_call_of_another_thread_and_a_round_of_its_sequence_take_turns(clients):
     target = Target(clients)
-    slot, found = target.client.claim_slot(), []
+    slot, first, second = target.client.claim_slot(), [], []
     with target.client.open_sequence() as sequence:
+
+        def propose():
+            first.append(sequence.propose(0, STORY.tokens[:2], STORY.rows[:2], K))
+
         with busy(clients):
-            call = threading.Thread(
-                target=lambda: found.append(sequence.propose(0, STORY.tokens[:2], STORY.rows[:2], K))
-            )
-            call.start()
+            threads = [threading.Thread(target=propose)]
+            threads[0].start()
             wait_until(sequence.lock.locked, text="the call")
             target.verify(slot, 2, 3)
-            rounds = threading.Thread(target=lambda: found.append(target.propose(sequence, slot)))
-            rounds.start()
-        call.join()
-        rounds.join()
-        found[1:] = found[1].outputs(10)
+            threads.append(threading.Thread(target=lambda: second.append(target.propose(sequence, slot))))
+            threads[1].start()
+        for thread in threads:
+            thread.join()
+        found = [*first, *second[0].outputs(10)]
         assert [one.drafts for one in found] == expected(clients, [(0, 2), (2, 3)])
 
 
@@ -315,3 +317,29 @@ def test_released_lanes_that_were_replaced_leave_no_thread_and_after_the_session
     wait_until(lambda: watchers() == 0, text="the end of the last one's")
     target.client.close()
     assert target.driver.num_registered == 0
+
+
+def test_the_arena_waits_for_lanes_that_the_end_of_a_stream_is_giving_up_while_the_session_ends(clients, monkeypatch):
+    target = Target(clients)
+    sequence = target.client.open_sequence()
+    target.verify(0, 0, 2, target.gate())
+    assert target.propose(sequence, 0)._answered.wait(10)
+    session = clients.server.service._servicer._parts.sessions.listed()[0]
+    watchdog, begins, goes_on = desk(clients).watchdog, threading.Event(), threading.Event()
+    release = watchdog.release
+
+    def slowly(lane):
+        begins.set()
+        assert goes_on.wait(10)
+        release(lane)
+
+    monkeypatch.setattr(watchdog, "release", slowly)
+    end_of_stream = threading.Thread(target=session.lanes.release)
+    end_of_stream.start()
+    assert begins.wait(10)
+    session.lanes.close()
+    assert not session.lanes._closed(), "a round is under way that reads and writes the arena"
+    assert len(session.arena.memory)
+    goes_on.set()
+    end_of_stream.join()
+    wait_until(session.lanes._closed, text="the end of the lane")
