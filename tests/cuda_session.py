@@ -1,5 +1,6 @@
 """A service that shares a simulated GPU's memory, and clients on it, in one process with different pids."""
 
+import ctypes
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ class GpuClients:
         self.gpu = server.service.assembly.gpu
         self.driver = self.gpu.driver
         self._clients = []
+        self._gates = []
         self.is_lost = False
 
     def gpu_of_client(self, **options):
@@ -36,6 +38,11 @@ class GpuClients:
         self._clients.append(client)
         return client
 
+    def gate(self, driver):
+        """Where a stream can wait for `open_gate`; at the latest it is opened in the end."""
+        self._gates.append(driver.allocate(4096))
+        return self._gates[-1]
+
     def forget(self, client):
         """A client that died is not closed."""
         self._clients.remove(client)
@@ -44,8 +51,15 @@ class GpuClients:
         assert self.gpu.reaper.wait_idle(10)
 
     def close(self):
+        for gate in self._gates:
+            open_gate(gate)
         for one in reversed(self._clients):
             one.close()
+
+
+def open_gate(address):
+    """Lets a stream go on that waits there."""
+    ctypes.c_int64.from_address(address).value = 1
 
 
 @contextmanager

@@ -43,6 +43,7 @@ class PlannedSlot:
         stop: why not more.
         pages: the sequence's pages, as they are now.
         num_rows_max: rows that these hold.
+        has_new_pages: whether it did not hold all of them since its last round.
     """
 
     operation: LaneWrite
@@ -52,6 +53,7 @@ class PlannedSlot:
     stop: Stop
     pages: tuple[int, ...]
     num_rows_max: int
+    has_new_pages: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ def plan_slot(ledger: Ledger, operation: LaneWrite, num_pending: int, num_pairs:
             limit=PENDING_MAX,
         )
     num_rows = min(sequence.rows.row_count + (num_pending + 1) * num_pairs, sequence.max_keys)
+    num_held = len(sequence.pages)
+    is_copied = _unshare(ledger, sequence, num_rows + max(operation.num_drafts - 1, 0))
     num_drafts, stop = _take_pages(ledger, sequence, num_rows, operation.num_drafts)
     return PlannedSlot(
         operation,
@@ -111,7 +115,26 @@ def plan_slot(ledger: Ledger, operation: LaneWrite, num_pending: int, num_pairs:
         stop,
         tuple(sequence.pages),
         len(sequence.pages) * ledger.identity.page_rows,
+        is_copied or len(sequence.pages) > num_held,
     )
+
+
+def _unshare(ledger: Ledger, sequence: Sequence, row_end: int) -> bool:
+    """Gives the pages that the next rows go to a copy in their place where others share them; whether there are such.
+
+    They are shared once a sequence has lost rows that a fork still has.
+    """
+    allocator, pages = ledger.allocator, sequence.pages
+    if not allocator.num_shared:
+        return False
+    begin = sequence.rows.row_count // ledger.identity.page_rows
+    end = min(ledger.num_pages_for(row_end), len(pages))
+    shared = [index for index in range(begin, end) if allocator.is_shared(pages[index])]
+    for index, own in zip(shared, require_pages(allocator, ledger.vault, len(shared)), strict=True):
+        ledger.copy_page(pages[index], own)
+        allocator.release([pages[index]])
+        pages[index] = own
+    return bool(shared)
 
 
 def _take_pages(ledger: Ledger, sequence: Sequence, num_rows: int, num_wanted: int) -> tuple[int, Stop]:
@@ -138,7 +161,8 @@ def _state(ledger: Ledger, sequence: Sequence) -> SlotState:
         return SlotState(0, 0, -1)
     span = rows.spans[-1]
     begin_row = rows.row_count - (span.end - span.begin)
-    shared = [i for i, page in enumerate(sequence.pages) if ledger.allocator.is_shared(page, 0)]
+    used = sequence.pages[: ledger.num_pages_for(rows.row_count)]
+    shared = [i for i, page in enumerate(used) if ledger.allocator.is_shared(page)]
     # Drafting never writes a shared page, and neither may a rewind that only the device knows of.
     first_row = max(begin_row, (shared[-1] + 1) * page_rows if shared else 0)
     return SlotState(span.begin + first_row - begin_row, first_row, rows.last_key)

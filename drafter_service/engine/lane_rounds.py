@@ -6,12 +6,10 @@ import logging
 import math
 import threading
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +17,7 @@ from torch import Tensor
 from drafter_service.engine.engine import Engine
 from drafter_service.engine.forwards import new_graph_memory
 from drafter_service.engine.graph_runner import bucket, table_pages
+from drafter_service.engine.lane_context import LaneContext, LaneRecord
 from drafter_service.engine.lane_plan import PlannedSlot, enter_slot, plan_slot, read_mirror
 from drafter_service.engine.operations import Call, CloseSession, LaneWrite, Operation, Outcome, Task
 from drafter_service.engine.round_core import RoundShape
@@ -47,61 +46,6 @@ ENDING_S = 2.0
 
 FOLLOWERS_MAX = 4096
 """Sequences of a lane of which is remembered what round comes next."""
-
-
-@dataclass(slots=True)
-class _Record:
-    """A round that was planned."""
-
-    ticket: int
-    planned: list[PlannedSlot]
-    indices: list[int]
-    launched: LaunchedRound
-    host: SlotHost
-
-
-@dataclass(slots=True)
-class LaneContext:
-    """A lane, and what its rounds use. The engine's, but for `lane`.
-
-    Attributes:
-        session_id: whose it is.
-        lane: its counters and its stream.
-        place: where its rounds read and write.
-        num_pairs: R.
-        followers: by sequence, the operation and the number of pages of the round that follows its last one here.
-    """
-
-    session_id: bytes
-    lane: Lane
-    place: SlotPlace
-    num_pairs: int
-    rounds: dict[RoundShape, LaunchedRound] = field(default_factory=dict)
-    works: dict[int, LaneWork] = field(default_factory=dict)
-    records: deque[_Record] = field(default_factory=deque)
-    indices: dict[bytes, int] = field(default_factory=dict)
-    free_indices: list[int] = field(default_factory=list)
-    followers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    graph_memory: Any = None
-
-    def index_of(self, sequence_id: bytes) -> int:
-        """Where the device keeps the sequence's state while rounds of it are under way."""
-        if sequence_id not in self.indices:
-            self.indices[sequence_id] = self.free_indices.pop()
-        return self.indices[sequence_id]
-
-    def forget(self) -> None:
-        """Lets go of host memory while the stream that used it exists: freeing pinned memory asks that stream."""
-        self.works.clear()
-        self.records.clear()
-        for launched in self.rounds.values():
-            launched.spare.clear()
-
-    @property
-    def nonce(self) -> Tensor:
-        """The arena's 16 bytes that prove mappings."""
-        begin = self.place.layout.nonce
-        return self.place.arena[begin : begin + NONCE_BYTES]
 
 
 @torch.inference_mode()
@@ -252,10 +196,19 @@ class LaneDesk:
 
     def _hand_over(self, call: Call, take: Callable[[Call], None]) -> None:
         with self._lock:
-            if any(self._blocks(operation) for operation in call.operations):
+            if self._must_wait(call, self._parked):
                 self._parked.append(call)
-                return
-        take(call)
+            else:
+                take(call)
+
+    def _must_wait(self, call: Call, parked: Sequence[Call]) -> bool:
+        """Whether rounds of its sequences are under way, or calls about them wait that came before it."""
+        if not self._pending and not parked:
+            return False
+        if any(self._blocks(operation) for operation in call.operations):
+            return True
+        earlier = {(one.session_id, one.sequence_id) for before in parked for one in before.operations}
+        return any((one.session_id, one.sequence_id) in earlier for one in call.operations)
 
     def close(self) -> None:
         """Releases what is left; the engine has ended."""
@@ -297,27 +250,22 @@ class LaneDesk:
     def _plan(
         self, context: LaneContext, ticket: int, writes: Sequence[LaneWrite], on_done: Callable[[Results], None]
     ) -> None:
-        if context.lane.see():  # what the device is done with is entered first, whoever saw it first
-            self._news(context, ())
+        self._catch_up(context)
         results: Results = [None] * len(writes)
         planned: dict[int, PlannedSlot] = {}
-        over: list[LaneWrite] = []
         for index, write in enumerate(writes):
             try:
                 outcome = self._plan_entry(context, write)
             except SpecdraftError as error:
                 results[index] = error
-                over.append(write)
                 continue
-            if isinstance(outcome, PlannedSlot):
+            if isinstance(outcome, PlannedSlot):  # else a retry: outputs are not written again, `ReadDrafts` has them
                 planned[index] = outcome
-                self._planned[write.session_id, write.sequence_id] += 1
-            else:
-                over.append(write)  # a retry: the outputs are not written again, `ReadDrafts` has them
-        failure = self._prepared(context, ticket, list(planned.values())) if planned else None
-        if failure is not None:
+        if planned and (failure := self._prepared(context, ticket, list(planned.values()))):
             results = [failure if index in planned else result for index, result in enumerate(results)]
-        if failure is not None or not planned:
+            planned = {}
+        over = [write for index, write in enumerate(writes) if index not in planned]
+        if not planned:
             context.lane.refuse(ticket)
         on_done(results)
         self._entered(over)
@@ -326,29 +274,37 @@ class LaneDesk:
             self._news(context, (ticket,))
 
     def _plan_entry(self, context: LaneContext, write: LaneWrite) -> PlannedSlot | Outcome:
-        key = write.session_id, write.sequence_id
-        if self._planned[key] and write.sequence_id not in context.indices:
+        key, is_here = (write.session_id, write.sequence_id), write.sequence_id in context.indices
+        if self._planned[key] and not is_here:
+            for other in [one for one in self._contexts.values() if one.session_id == write.session_id]:
+                self._catch_up(other)
+        if self._planned[key] and not is_here:
             raise make_error(
                 Reason.IN_FLIGHT_EXHAUSTED,
                 "rounds of the sequence are under way in another lane",
                 retry_delay_ms=10,
                 limit=1,
             )
-        if not context.free_indices and write.sequence_id not in context.indices:
+        if not context.free_indices and not is_here:
             limit = context.place.states.shape[0] - 1
             text = f"{limit} sequences have rounds under way in this lane, which is the limit"
             raise make_error(Reason.IN_FLIGHT_EXHAUSTED, text, retry_delay_ms=10, limit=limit)
-        return plan_slot(self._engine.ledger, write, self._planned[key], context.num_pairs)
+        outcome = plan_slot(self._engine.ledger, write, self._planned[key], context.num_pairs)
+        if isinstance(outcome, PlannedSlot):
+            context.index_of(write.sequence_id)
+            self._planned[key] += 1
+            outcome.sequence.num_rounds += 1
+        return outcome
 
     def _prepared(self, context: LaneContext, ticket: int, planned: list[PlannedSlot]) -> SpecdraftError | None:
-        """Makes the round's work; what is wrong if that fails, for want of memory say: then nothing of it is left."""
+        """Why a round cannot be made, and then nothing of it is left: it must not hold up its lane, or its session."""
         try:
             self._prepare(context, ticket, planned)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the ticket gets its `done`
+        except Exception as error:  # noqa: BLE001  # whatever the device raises
             _log.exception("a round could not be made")
             self._loss.seen(error)
-            self._forget(context, planned)
-            return make_error(Reason.INTERNAL, "the round could not be made inside the service")
+            self._end_rounds(context, planned)
+            return make_error(Reason.INTERNAL, "the round could not be made")
         return None
 
     def _prepare(self, context: LaneContext, ticket: int, planned: list[PlannedSlot]) -> None:
@@ -368,21 +324,21 @@ class LaneDesk:
 
         collect = partial(launched.round.collect, host)
         context.works[ticket] = LaneWork(written.wait if written else _nothing, run, collect)
-        context.records.append(_Record(ticket, planned, indices, launched, host))
+        context.records.append(LaneRecord(ticket, planned, indices, launched, host))
 
     def _rows_written(self, context: LaneContext, planned: list[PlannedSlot]) -> torch.cuda.Event | None:
-        """What the lane's stream has to wait for: rows that calls without tickets are still writing on theirs.
+        """What the lane's stream has to wait for: rows that calls without tickets are still writing on theirs, or copy.
 
         Such a call may have been about a sequence of the round, or about one that had its pages before: None where the
-        sequences' rounds just follow each other in the lane, on the same pages.
+        sequences' rounds just follow each other in the lane, on pages that they have held all the time.
         """
         if len(context.followers) > FOLLOWERS_MAX:
             context.followers.clear()
         follows = True
         for one in planned:
-            sequence_id, op = one.operation.sequence_id, one.operation.op
-            follows &= context.followers.get(sequence_id) == (op, len(one.pages))
-            context.followers[sequence_id] = (op + 1, len(one.pages))
+            sequence_id, op, num_forks = one.operation.sequence_id, one.operation.op, one.sequence.num_forks
+            follows &= context.followers.get(sequence_id) == (op, num_forks) and not one.has_new_pages
+            context.followers[sequence_id] = (op + 1, num_forks)
         if follows or self._head.device.type != "cuda":
             return None
         event: torch.cuda.Event = torch.cuda.current_stream(self._head.device).record_event()
@@ -440,9 +396,14 @@ class LaneDesk:
         if has_launched:
             self.watchdog.wake()
 
+    def _catch_up(self, context: LaneContext) -> None:
+        """Enters what the device is done with, whoever saw it first."""
+        if context.lane.see() or context.is_passed:
+            self._news(context, ())
+
     def _news(self, context: LaneContext, dropped: tuple[int, ...]) -> None:
         """Enters what has come back, forgets what never will run, and lets others have the room."""
-        while context.records and context.records[0].ticket <= context.lane.passed:
+        while context.is_passed:
             self._enter(context, context.records.popleft())
         lost = [record for record in context.records if record.ticket in dropped and record.ticket in context.works]
         for record in lost:
@@ -455,39 +416,40 @@ class LaneDesk:
         for other in list(self._contexts.values()):
             self._pump(other)
 
-    def _enter(self, context: LaneContext, record: _Record) -> None:
+    def _enter(self, context: LaneContext, record: LaneRecord) -> None:
         left = record.host.left.tensors
         words, logprobs = left["mirror"].tolist(), left["logprobs"].tolist()
         for index, planned in enumerate(record.planned):
-            result = read_mirror(words[index], logprobs[index], context.num_pairs, NUM_MIRROR_WORDS, self._reasons)
             try:
+                result = read_mirror(words[index], logprobs[index], context.num_pairs, NUM_MIRROR_WORDS, self._reasons)
                 enter_slot(self._engine.ledger, planned, result)
             except Exception:  # noqa: BLE001  # one entry's books must not stop the lane
                 _log.exception("a round could not be entered")
         self._let_go(context, record)
 
-    def _let_go(self, context: LaneContext, record: _Record) -> None:
+    def _let_go(self, context: LaneContext, record: LaneRecord) -> None:
         record.launched.give_host(record.host)
-        self._forget(context, record.planned)
+        self._end_rounds(context, record.planned)
+        self._entered([planned.operation for planned in record.planned])
 
-    def _forget(self, context: LaneContext, over: list[PlannedSlot]) -> None:
-        """These are not under way any more."""
-        for planned in over:
-            key = planned.operation.session_id, planned.operation.sequence_id
+    def _end_rounds(self, context: LaneContext, planned: Sequence[PlannedSlot]) -> None:
+        for one in planned:
+            key = one.operation.session_id, one.operation.sequence_id
+            one.sequence.num_rounds -= 1
             self._planned[key] -= 1
             if not self._planned[key]:
                 del self._planned[key]
-                self._engine.ledger.settle(planned.sequence)
-                if planned.operation.sequence_id in context.indices:
-                    context.free_indices.append(context.indices.pop(planned.operation.sequence_id))
-        self._entered([planned.operation for planned in over])
+                self._engine.ledger.settle(one.sequence)
+                context.free_indices.append(context.indices.pop(one.operation.sequence_id))
 
     def _entered(self, writes: Sequence[LaneWrite]) -> None:
-        """The rounds of these are over: whoever waited for them goes on."""
+        """The rounds of these are over: whoever waited for them goes on, in the order in which they came."""
         with self._lock:
             self._pending.subtract((write.session_id, write.sequence_id) for write in writes)
             self._pending = +self._pending
-            ready = [call for call in self._parked if not any(map(self._blocks, call.operations))]
-            self._parked = [call for call in self._parked if call not in ready]
-        for call in ready:
-            self._engine.submit(call)
+            waiting, self._parked = self._parked, []
+            for call in waiting:
+                if self._must_wait(call, self._parked):
+                    self._parked.append(call)
+                else:
+                    self._engine.submit(call)

@@ -182,6 +182,7 @@ class Ledger:
         known = self.sequences.opened_as(operation.session_id, operation.open_id)
         if known is not None:
             return Opened(known.sequence_id, known.view(), is_new=False)
+        source.check_idle()
         rows = source.rows.below(operation.keep_keys_below)
         if rows.last_key >= operation.max_keys:
             raise past_limit(rows.last_key, operation.max_keys)
@@ -191,6 +192,7 @@ class Ledger:
         own = require_pages(self.allocator, self.vault, 1) if num_left else []
         for page in own:
             self.copy_page(source.pages[num_full], page)
+            source.num_forks += 1
         shared = source.pages[:num_full]
         self.allocator.retain(shared)
         sequence.rows, sequence.pages = rows, shared + array("i", own)

@@ -267,7 +267,11 @@ def capture_slot_round(
     spare = [made.new_host() for _ in range(SPARE_HOSTS)]
     if head.device.type != "cuda":
         return LaunchedRound(made, made.run, spare)
-    copies = replace(place, arena=torch.zeros_like(place.arena), states=place.states.clone())
+    # The counters too: the lane may be given up and its pages be unmapped meanwhile.
+    counter = torch.zeros_like(place.fence)
+    copies = replace(
+        place, arena=torch.zeros_like(place.arena), fence=counter, ready=counter, states=place.states.clone()
+    )
     # With buffers of its own: rounds of the lane may be under way in those that it shares.
     warm = SlotRound(head, pool, shape, copies)
     return LaunchedRound(made, capture(made.run, head.device, memory.handle, warm=warm.run), spare)

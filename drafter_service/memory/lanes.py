@@ -289,9 +289,9 @@ class Lane:
 
     @property
     def has_work(self) -> bool:
-        """Whether the watchdog has to look at it."""
+        """Whether the watchdog has to look at it: also once more when it is over, whoever has seen that first."""
         state = self.state
-        return bool(state.queue) or (state.is_released and not state.is_settled)
+        return bool(state.queue) or state.is_released
 
     @property
     def is_over(self) -> bool:

@@ -10,7 +10,8 @@ import torch
 from google.protobuf.message import Message
 
 from drafter_service.engine.captures import capture_stream
-from drafter_service.engine.lane_rounds import LaneContext, LaneDesk, Results
+from drafter_service.engine.lane_context import LaneContext
+from drafter_service.engine.lane_rounds import LaneDesk, Results
 from drafter_service.engine.operations import LaneWrite
 from drafter_service.engine.slot_round import NUM_STATE_WORDS, SlotPlace, StatusNumbers
 from drafter_service.memory import CudaArena, DescriptorServer
@@ -64,7 +65,7 @@ class SessionLanes:
         self._arena = arena
         self.lock = threading.Lock()
         self._contexts: dict[int, LaneContext] = {}
-        self._ending: list[Lane] = []
+        self._ending: set[Lane] = set()
         self._next_number = 1
         self._is_closed = False
 
@@ -75,7 +76,8 @@ class SessionLanes:
                 raise make_error(Reason.SESSION_UNKNOWN, "the session has ended")
             for number, context in list(self._contexts.items()):
                 if context.lane.is_given_up or context.lane.state.is_released:
-                    self._end(self._contexts.pop(number).lane)
+                    self._ending.add(self._contexts.pop(number).lane)
+                    self._end(context.lane)
             if sum(not context.lane.state.is_released for context in self._contexts.values()) >= limit:
                 raise make_error(
                     Reason.IN_FLIGHT_EXHAUSTED,
@@ -96,19 +98,14 @@ class SessionLanes:
             raise released()
         raise invalid_field("lane_ticket.lane", number, "a lane of this session")
 
-    def drop(self, number: int) -> None:
-        """Gives a lane up."""
-        with self.lock:
-            context = self._contexts.pop(number, None)
-        if context is not None:
-            self._end(context.lane)
-
     def release(self) -> None:
         """Gives all lanes up; the session may open others."""
         with self.lock:
-            contexts, self._contexts = list(self._contexts.values()), {}
-        for context in contexts:
-            self._end(context.lane)
+            lanes = [context.lane for context in self._contexts.values()]
+            self._contexts = {}
+            self._ending.update(lanes)  # before anybody else can find that there are none
+        for lane in lanes:
+            self._end(lane)
 
     def close(self) -> None:
         """Gives all lanes up, and the arena once the device is done with them. Safe to call twice."""
@@ -119,19 +116,23 @@ class SessionLanes:
             self._gpu.reaper.once(self._closed)
 
     def _end(self, lane: Lane) -> None:
+        """Gives a lane up that is among `_ending` already: the arena waits for it."""
         self._desk.watchdog.release(lane)
 
         def take_down() -> bool:
-            if lane.is_over:
-                lane.take_down()
-            return lane.is_over
+            if not lane.is_over:
+                return False
+            with self.lock:
+                self._ending.discard(lane)
+            lane.take_down()
+            return True
 
         self._gpu.reaper.once(take_down)
-        self._ending.append(lane)
 
     def _closed(self) -> bool:
-        if not all(lane.is_over for lane in self._ending):
-            return False
+        with self.lock:
+            if not all(lane.is_over for lane in self._ending):
+                return False
         self._arena.close()
         return True
 
@@ -162,6 +163,7 @@ class LaneCalls:
         work = stream_work(gpu.driver, gpu.torch_device)
         self._streams = StreamPool.made(gpu.driver, gpu.device, _must_go(gpu.torch_device))
         self._tools = LaneTools(gpu.driver, gpu.device, self._streams, work, clock)
+        self._lock = threading.Lock()
 
     def warm_up(self) -> None:
         """Makes rounds of nobody's: while a lane waits, loading a kernel that was never used before would block."""
@@ -202,16 +204,17 @@ class LaneCalls:
         arena = arena_of(session)
         if not isinstance(arena, CudaArena):
             raise no_lanes()
-        if not isinstance(session.lanes, SessionLanes):
-            session.lanes = SessionLanes(self.desk, self._gpu, arena)
-        context = session.lanes.add(lambda number: self._context(session, arena, number), self._facts.config.max_lanes)
+        lanes = self._lanes_of(session, arena)
+        context = lanes.add(lambda number: self._context(session, arena, number), self._facts.config.max_lanes)
         try:
             self.desk.prepare(context, arena.layout.wish.num_slots).result(timeout_s)
         except Exception as error:  # noqa: BLE001  # whatever it is, the client is told
-            session.lanes.drop(context.lane.number)  # nobody knows of it
+            self.desk.watchdog.release(context.lane)  # nobody will hear of it
             if isinstance(error, TimeoutError):
                 raise make_error(Reason.TIMEOUT, "the lane's rounds were not ready in time") from None
             raise make_error(Reason.INTERNAL, "the lane's rounds could not be made inside the service") from None
+        if context.lane.state.is_released:
+            raise released()
         return session_pb2.OpenLaneResponse(
             lane=context.lane.number,
             descriptor_token=context.lane.token,
@@ -221,6 +224,15 @@ class LaneCalls:
             done_offset_bytes=DONE_OFFSET,
             ready_timeout_ms=int(self._facts.config.ready_timeout_s * 1000),
         )
+
+    def _lanes_of(self, session: Session, arena: CudaArena) -> SessionLanes:
+        with self._lock:
+            if not isinstance(session.lanes, SessionLanes):
+                session.lanes = SessionLanes(self.desk, self._gpu, arena)
+            lanes = session.lanes
+        if session.has_ended:
+            lanes.close()  # whoever ended the session may not have seen them
+        return lanes
 
     def begin(
         self, session: Session, request: pb.ProposeRequest, on_done: Callable[[Callable[[Message], None]], None]
@@ -249,11 +261,12 @@ class LaneCalls:
         self.desk.begin(context, ticket.ticket, timeout_s, writes, finish)
 
     def _context(self, session: Session, arena: CudaArena, number: int) -> LaneContext:
+        memory = arena.memory  # where the session has ended, before there is a lane
         lane = Lane(number, self._tools, self._descriptors)
         device, agreement = self._gpu.torch_device, session.agreement
         states = torch.zeros(STATES_MAX + 1, NUM_STATE_WORDS, dtype=torch.int64, device=device)
         place = SlotPlace(
-            arena=arena.memory,
+            arena=memory,
             layout=arena.layout,
             dtype=agreement.hidden_dtype,
             width=agreement.hidden_width,

@@ -86,6 +86,8 @@ class Sequence:
         first_approximate_key: first key of `rows` whose row is approximate, -1 = none.
         advice: what the session's acceptance says about draft counts; shared by its sequences.
         answered_at: when its last proposal was answered, monotonic seconds; 0 = never.
+        num_rounds: rounds of lanes under way: the device may write its pages, and the books do not know yet what.
+        num_forks: forks that copied a page of it.
     """
 
     sequence_id: bytes
@@ -104,6 +106,8 @@ class Sequence:
     first_approximate_key: int = -1
     advice: Advice | None = None
     answered_at: float = 0.0
+    num_rounds: int = 0
+    num_forks: int = 0
 
     def view(self) -> SequenceView:
         """Where it stands."""
@@ -136,14 +140,26 @@ class Sequence:
         Raises:
             OP_REUSED: the same number with another request.
             OP_OUT_OF_ORDER: neither the last nor the next number.
+            IN_FLIGHT_EXHAUSTED: a round of a lane has taken the number up, and is not entered yet.
         """
         if op == self.last_op + 1:
+            self.check_idle()
             return False
         if op == self.last_op and op > 0:
             if digest != self.last_digest:
                 raise make_error(Reason.OP_REUSED, f"operation {op} was accepted with another request", op=op)
             return True
         raise self.out_of_order(op, f"operation {op} came after {self.last_op}; the next is {self.last_op + 1}")
+
+    def check_idle(self) -> None:
+        """Raises IN_FLIGHT_EXHAUSTED while rounds of a lane are under way: nothing else may touch rows and pages."""
+        if self.num_rounds:
+            raise make_error(
+                Reason.IN_FLIGHT_EXHAUSTED,
+                "rounds of the sequence are under way in a lane",
+                retry_delay_ms=10,
+                limit=self.num_rounds,
+            )
 
     def out_of_order(self, op: int, text: str) -> SpecdraftError:
         """OP_OUT_OF_ORDER with all that a client needs to go on."""

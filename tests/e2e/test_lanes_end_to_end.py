@@ -1,17 +1,17 @@
 """Early rounds through a real service on a simulated GPU: drafts, order, refusals, deaths, and what is left."""
 
 import ctypes
-import struct
 import threading
 import time
 from contextlib import contextmanager
 
 import pytest
 
-from cuda_session import PIDS, gpu_service
+from cuda_session import PIDS, gpu_service, open_gate
 from drafter_service.engine import lane_rounds
 from drafter_service.engine.lane_rounds import LaneDesk
 from drafter_service.memory.lanes import OPEN_WAITS_MAX
+from lane_targets import STORY, K, Target, expected
 from serving import wait_until
 from specdraft.errors import Reason, SpecdraftError
 from specdraft.lanes import EarlyItem, Lane
@@ -21,68 +21,12 @@ from specdraft.memory.lane_protocol import RELEASED
 from specdraft.memory.simulated import SimulatedDriver
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import session_pb2, tensor_pb2
-from wire import Story
-
-STORY = Story(21)
-K = 3
-
-
-class Target:
-    """A target on the simulated GPU: its "verify" leaves pairs in the slot, as kernels of its stream would."""
-
-    def __init__(self, clients, gpu=None, **options):
-        self.clients = clients
-        self.gpu = gpu or clients.gpu_of_client()
-        self.client = clients.client(self.gpu, **{"slot_count": 4} | options)
-        self.driver = self.gpu.driver
-        self.stream = self.driver.create_stream()
-        self.lane = self.client.open_lane(self.stream)
-        self.seen = []
-
-    def verify(self, slot, first_key, count, gate=None):
-        """Enqueues a verify that ends once `gate` (an address) is 1, and leaves `count` pairs of the story."""
-        if gate is not None:
-            self.driver.wait_value(self.stream, gate, 1)
-        arena = self.lane.arena
-
-        def leave():
-            tokens = STORY.tokens[first_key : first_key + count]
-            rows = STORY.rows[first_key : first_key + count].contiguous()
-            put(arena.slot_field(slot, "first_key", 8), struct.pack("<q", first_key))
-            put(arena.slot_field(slot, "pair_count", 4), struct.pack("<i", count))
-            put(arena.slot_field(slot, "tokens", 4 * count), struct.pack(f"<{count}i", *tokens))
-            ctypes.memmove(arena.slot_field(slot, "hidden", 0).pointer, rows.data_ptr(), rows.nbytes)
-
-        self.driver.launch(self.stream, leave)
-
-    def propose(self, sequence, slot, num_drafts=K, **options):
-        early = self.lane.propose_early([EarlyItem(sequence, slot, num_drafts, **options)])
-        self.driver.launch(self.stream, lambda: self.seen.append(self.lane.arena.slot_field(slot, "drafts", 4 * K)))
-        return early
-
-    def gate(self):
-        return self.driver.allocate(4096)
-
-
-def put(field, data):
-    ctypes.memmove(field.pointer, data, len(data))
-
-
-def open_gate(address):
-    ctypes.c_int64.from_address(address).value = 1
 
 
 @pytest.fixture
 def clients(tiny_checkpoint):
     with gpu_service(tiny_checkpoint, max_sessions=64, max_lanes=4, ready_timeout_s=20.0) as made:
         yield made
-
-
-def expected(clients, writes):
-    """Drafts of the same writes by host-synchronised calls."""
-    raw = clients.server.client().open(memory_kind=tensor_pb2.MEMORY_KIND_INLINE)
-    sequence = raw.sequence(STORY)
-    return [tuple(sequence.propose(first_key, count, K).drafts) for first_key, count in writes]
 
 
 def test_early_rounds_draft_what_host_synchronised_ones_do(clients):

@@ -6,6 +6,7 @@ import gc
 import weakref
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from checkpoints import write_tiny_checkpoint
 from drafter_kernels import Backend
-from drafter_service.engine import captures, forwards, graph_runner
+from drafter_service.engine import captures, forwards, graph_runner, slot_round
 from drafter_service.engine.forwards import new_graph_memory
 from drafter_service.engine.graph_runner import GraphLimits, GraphRunner
 from drafter_service.engine.round_core import RoundShape
@@ -25,6 +26,7 @@ from drafter_service.heads.kernel_forward import KernelForward
 from drafter_service.memory.layout import ArenaWish, lay_out
 from drafter_service.state.pool import KvPool, PoolShape
 
+TENSORS = ("arena", "fence", "ready", "states")
 NUMBERS = StatusNumbers(44, 4, 3, 11, 20, 60, 70, 110)
 
 
@@ -177,3 +179,24 @@ def test_all_that_a_lanes_rounds_use_lives_as_long_as_they_do(graphs, head, pool
     del launches
     gc.collect()
     assert all(one.num_lost > 10 for one in graphs), "and no longer"
+
+
+def test_what_runs_before_a_capture_reads_nothing_that_the_lane_or_its_session_may_give_back_meanwhile(monkeypatch):
+    places = []
+
+    class Made:
+        new_host = run = staticmethod(lambda: None)
+
+        def __init__(self, _head, _pool, _shape, place, _forward=None):
+            places.append(place)
+
+    monkeypatch.setattr(slot_round, "SlotRound", Made)
+    monkeypatch.setattr(slot_round, "capture", lambda *_, **__: None)
+    memory = SimpleNamespace(forward=lambda *_: None, handle=None)
+    lane = SlotPlace(*(torch.zeros(8) if name in TENSORS else None for name in SlotPlace.__slots__))
+    head = SimpleNamespace(device=torch.device("cuda"))
+    slot_round.capture_slot_round(head, None, RoundShape(1, 2, 1, 1), lane, memory)
+    captured, warm = places
+    assert captured is lane
+    for name in TENSORS:
+        assert getattr(warm, name).data_ptr() != getattr(lane, name).data_ptr(), name

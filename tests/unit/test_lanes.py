@@ -204,6 +204,16 @@ def test_only_so_many_waits_are_open_and_a_round_that_is_ready_needs_none(make):
     world.until(lambda: held[0][0].launch_next(works[held[0][0]]))
 
 
+def test_a_lane_whose_end_another_thread_has_seen_first_is_forgotten_too(make):
+    world = make()
+    lane, _ = world.lane()
+    lane.release()
+    assert lane.see() is False
+    assert lane.is_over
+    world.watchdog.wake()
+    world.until(lambda: not world.watchdog._lanes)
+
+
 def test_what_was_never_launched_is_named_by_the_release(make):
     world = make()
     lane, _ = world.lane()

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence as Items
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,6 +76,7 @@ class EarlyRound:
         self._items = items
         self._ops = ops
         self._answered = threading.Event()
+        self._is_accepted = False
         self._errors: list[SpecdraftError | None] = [None] * len(items)
         self.refusal: SpecdraftError | None = None
         """Why nothing of it was done."""
@@ -103,7 +105,7 @@ class EarlyRound:
             return error
         item, op = self._items[index], self._ops[index]
         outputs = self._lane.arena.slot_outputs(item.slot)
-        if self._lane.believes(self.ticket, outputs, op):
+        if self._is_accepted and self._lane.trusts(outputs, op):
             return outputs
         item.sequence.ledger.unsure = True
         if outputs.op == op and outputs.status and not self._lane.is_released:
@@ -122,7 +124,8 @@ class EarlyRound:
             if refused is not None:
                 item.sequence.ledger.unsure = True  # the next use asks where the sequence stands
         is_in_band = error is None or (isinstance(error, SpecdraftError) and error.reason is not None)
-        self._lane.answered(self.ticket, is_ok=not all(self._errors or [error]), is_in_band=is_in_band)
+        is_ok = not all(self._errors or [error])
+        self._is_accepted = self._lane.answered(self.ticket, is_ok=is_ok, is_in_band=is_in_band)
         self._answered.set()
 
 
@@ -195,6 +198,8 @@ class Lane:
         What is enqueued on the lane's stream before this call is what the round waits for; what is enqueued after it
         waits for the drafts. It also says that the slots' earlier outputs have been read, on every stream.
 
+        Calls of other threads about these sequences are waited for: each use of a sequence has its number.
+
         Raises:
             AbortedError: `LANE_RELEASED`: open another lane.
             SpecdraftError: nothing was sent; the lane is released.
@@ -202,7 +207,11 @@ class Lane:
         for item in items:
             if item.sequence.ledger.unsure:
                 item.sequence.state()
-        with self._lock:
+        with ExitStack() as stack:
+            # In the order of their ids, each once, as batches without tickets take them.
+            for _, sequence in sorted({item.sequence.sequence_id: item.sequence for item in items}.items()):
+                stack.enter_context(sequence.lock)
+            stack.enter_context(self._lock)
             return self._issue(items)
 
     def prove(self) -> None:
@@ -232,6 +241,7 @@ class Lane:
         """Sends a round with the next ticket, and has the stream wait for it. Under the lane's lock."""
         if self.is_released:
             self._book = self._book.released()
+            self._wake.set()
             raise make_error(Reason.LANE_RELEASED, "the lane was released; open a new one")
         self._book = self._book.issued()
         ticket = self._book.last
@@ -252,19 +262,20 @@ class Lane:
         driver.write_value(self._stream, self._own_pointer + _PASSED_OFFSET, ticket)
         return early
 
-    def believes(self, ticket: int, outputs: SlotOutputs, op: int) -> bool:
-        """Whether what a slot holds is what the round of this ticket left there."""
+    def trusts(self, outputs: SlotOutputs, op: int) -> bool:
+        """Whether what a slot holds is what an accepted round left there."""
         with self._lock:
             book = self._book
-        return book.believes(ticket, op=outputs.op, expected_op=op, status=outputs.status)
+        return book.trusts(op=outputs.op, expected_op=op, status=outputs.status)
 
-    def answered(self, ticket: int, *, is_ok: bool, is_in_band: bool) -> None:
-        """A call of the lane has ended."""
+    def answered(self, ticket: int, *, is_ok: bool, is_in_band: bool) -> bool:
+        """A call of the lane has ended. Returns whether its outputs may be believed; the lane does not remember it."""
         with self._lock:
-            book = self._book
-            self._book = book.answered(ticket, is_ok=is_ok) if is_in_band else book.ended(ticket)
-        if self._book.is_released:
+            book = self._book.answered(ticket, is_ok=is_ok) if is_in_band else self._book.ended(ticket)
+            self._book = book.settled(ticket)
+        if book.is_released:
             self._wake.set()
+        return ticket in book.accepted
 
     def release(self) -> None:
         """Gives the lane up: whatever the stream waits for is over, and nothing of it is believed."""

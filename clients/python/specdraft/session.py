@@ -45,6 +45,7 @@ class Session:
         self._arena = arena
         self._closed = False
         self._lanes: list[Lane] = []
+        self._over: list[Lane] = []
         self._lane_lock = threading.Lock()
         if use_drive:
             transport.start_drive(terms.grace_s)
@@ -66,7 +67,11 @@ class Session:
         if not isinstance(arena, CudaArena) or drive is None:
             raise make_error(Reason.TRANSPORT_UNAVAILABLE, "lanes need CUDA memory and the Drive stream", kind="lane")
         with self._lane_lock:  # the proof of a lane has a place in the arena that all lanes share
-            self._lanes = [lane for lane in self._lanes if not lane.is_over]
+            over = [lane for lane in self._lanes if lane.is_over]
+            for lane in over:
+                lane.release()  # its thread ends; its pages go with the session, as that may wait for other lanes
+            self._lanes = [lane for lane in self._lanes if lane not in over]
+            self._over += over
             check_connections(len(self._lanes) + 1)
             exchange = Exchange("OpenLane", session_pb2.OpenLaneRequest(), LANE_TIMEOUT_FACTOR * self.terms.timeout_s)
             lane = Lane(self._transport.call(exchange), arena, drive, stream, own_socket=own_socket, terms=self.terms)
@@ -94,7 +99,7 @@ class Session:
             return
         self._closed = True
         self._lease.close()
-        for lane in self._lanes:
+        for lane in [*self._lanes, *self._over]:
             lane.close()
         self._transport.stop_drive()  # first, so that it does not attach again to a session that is ending
         if not self.lost:

@@ -59,7 +59,7 @@ class ClientLane:
         return replace(self, is_released=True)
 
     def settled(self, ticket: int) -> ClientLane:
-        """The round has been looked at; nothing more is kept of it."""
+        """Nothing more is kept of the round here: it knows by itself that it was accepted."""
         return replace(self, accepted=self.accepted - {ticket})
 
     def believes(self, ticket: int, *, op: int, expected_op: int, status: int) -> bool:
@@ -71,4 +71,8 @@ class ClientLane:
             expected_op: the operation that was asked for.
             status: found in the slot, 0 = done.
         """
-        return not self.is_released and ticket in self.accepted and op == expected_op and status == 0
+        return ticket in self.accepted and self.trusts(op=op, expected_op=expected_op, status=status)
+
+    def trusts(self, *, op: int, expected_op: int, status: int) -> bool:
+        """The same for a round that is known to have been accepted."""
+        return not self.is_released and op == expected_op and status == 0

@@ -1,0 +1,321 @@
+"""Lanes against calls without tickets, against each other and against their own ends."""
+
+import threading
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from cuda_session import gpu_service, open_gate
+from drafter_service.server import lanes
+from lane_targets import STORY, K, Target, expected
+from serving import wait_until
+from specdraft import EarlyItem, ProposeItem, Sequence
+from specdraft.errors import Reason, SpecdraftError
+from specdraft.ledger import Ledger
+
+
+@pytest.fixture
+def clients(tiny_checkpoint):
+    with gpu_service(tiny_checkpoint, max_sessions=64, max_lanes=4, ready_timeout_s=20.0) as made:
+        yield made
+
+
+@contextmanager
+def busy(clients):
+    """The engine is at work on somebody else's call, and takes up nothing else meanwhile."""
+    server = clients.server
+    with clients.client() as neighbour, neighbour.open_sequence() as sequence:
+        before = len(server.runner.batches)
+        call = threading.Thread(target=sequence.propose, args=(0, STORY.tokens[:1], STORY.rows[:1], 1))
+        with server.runner.held():
+            call.start()
+            server.runner.wait_for_batch(before)
+            yield
+        call.join()
+
+
+def desk(clients):
+    return clients.server.service.assembly._lanes.desk
+
+
+def test_a_round_that_never_ran_is_not_entered_when_its_lane_is_gone_before_the_engine_looks(clients):
+    target = Target(clients)
+    sequence = target.client.open_sequence()
+    slot = target.client.claim_slot()
+    for key in (0, 2):
+        target.verify(slot, key, 2)
+        assert target.propose(sequence, slot).outputs(10)[0].row_count == key + 2
+    sequence.truncate(1)
+    gate = target.gate()
+    with busy(clients):
+        registered = clients.driver.num_registered
+        target.verify(slot, 1, 1, gate)
+        target.propose(sequence, slot)
+        session = clients.server.service._servicer._parts.sessions.listed()[0]
+        wait_until(lambda: session.lanes._contexts[target.lane._number].lane.state.last == 4)
+        target.lane._drive._stream.cancel()
+        wait_until(lambda: clients.driver.num_registered == registered - 2, text="the end of the lane")
+    open_gate(gate)
+    state = sequence.state()
+    assert (state.last_op, state.row_count, state.last_pair_key) == (3, 1, 0)
+
+
+CALLS = {
+    "propose": lambda sequence: sequence.propose(0, STORY.tokens[:1], STORY.rows[:1], 1),
+    "catchup": lambda sequence: sequence.catchup(0, STORY.tokens[:1], STORY.rows[:1]),
+    "truncate": lambda sequence: sequence.truncate(0),
+    "take_kv": lambda sequence: sequence.take_kv(),
+    "fork": lambda sequence: sequence.fork(4),
+    "close": lambda sequence: sequence.close(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_call_that_the_engine_has_already_and_begins_behind_a_round_does_not_touch_its_rows_and_pages(
+    clients, monkeypatch, call
+):
+    target = Target(clients)
+    gate, slot = target.gate(), target.client.claim_slot()
+    sequence, other = target.client.open_sequence(), target.client.open_sequence()
+    sequence.catchup(0, STORY.tokens[:9], STORY.rows[:9])
+    engine = clients.server.service.assembly.engine
+    accepted, accept = [], engine.accept
+    monkeypatch.setattr(engine, "accept", lambda call: accept(call) or accepted.append(call.operations[0]))
+    mine = {sequence.sequence_id, other.sequence_id}
+    with busy(clients):
+        calls = []
+        # One call of each session in turn: behind so many the engine meets the call after the round, which came later.
+        desk(clients)._later(lambda: None)
+        for action in (*(twin_of(other, 0).state for _ in range(6)), lambda: attempt(call, sequence)):
+            calls.append(threading.Thread(target=action))
+            calls[-1].start()
+            wait_until(lambda: sum(one.sequence_id in mine for one in accepted) == len(calls), text="the call")
+        target.verify(slot, 4, 4, gate)
+        early = target.propose(twin_of(sequence, 1), slot)
+        wait_until(lambda: any("_plan" in str(getattr(its, "action", "")) for its in accepted), text="the round")
+    assert early._answered.wait(10)
+    for one in calls:
+        one.join()
+    (record,) = [record for context in desk(clients)._contexts.values() for record in context.records]
+    (planned,) = record.planned
+    assert list(planned.sequence.pages) == list(planned.pages)
+    assert not set(planned.pages) & set(clients.server.allocator.free_pages())
+    assert clients.server.allocator.num_shared == 0
+    open_gate(gate)
+    assert early.outputs(10)[0].drafts == expected(clients, [(0, 4), (4, 4)])[1]
+    sequence.ledger.unsure = True
+    assert sequence.state().row_count == 8
+
+
+def twin_of(sequence, last_op):
+    """The sequence again, as used by somebody who does not take turns."""
+    twin = Sequence(sequence.session, Ledger(sequence.sequence_id, sequence.known_state))
+    twin.ledger.last_op = last_op
+    return twin
+
+
+def attempt(call, *arguments):
+    with suppress(SpecdraftError):
+        call(*arguments)
+
+
+def test_a_call_does_not_overtake_one_about_its_sequence_that_waits_for_a_round_of_another(clients):
+    target = Target(clients)
+    gate, slot = target.gate(), target.client.claim_slot()
+    held, free = target.client.open_sequence(), target.client.open_sequence()
+    target.verify(slot, 0, 2, gate)
+    early = target.propose(held, slot)
+    assert early._answered.wait(10)
+    found = []
+    both = [
+        ProposeItem(free, 0, STORY.tokens[:2], STORY.rows[:2], K),
+        ProposeItem(held, 2, STORY.tokens[2:3], STORY.rows[2:3], K),
+    ]
+    first = threading.Thread(target=lambda: found.extend(target.client.propose_batch(both)))
+    first.start()
+    wait_until(lambda: desk(clients)._parked, text="the call that waits")
+    twin = twin_of(free, 1)
+    second = threading.Thread(target=lambda: found.append(twin.propose(2, STORY.tokens[2:4], STORY.rows[2:4], K)))
+    second.start()
+    wait_until(lambda: len(desk(clients)._parked) == 2, text="the one behind it")
+    open_gate(gate)
+    first.join()
+    second.join()
+    drafts = expected(clients, [(0, 2), (2, 1)])
+    assert [one.drafts for one in found[:2]] == drafts
+    assert found[2].drafts == expected(clients, [(0, 2), (2, 2)])[1]
+    assert twin.state().last_op == 2
+
+
+def test_a_round_with_more_sequences_than_the_lane_has_room_for_does_those_that_fit(clients, monkeypatch):
+    monkeypatch.setattr("drafter_service.server.lanes.STATES_MAX", 2)
+    target = Target(clients)
+    sequences = [target.client.open_sequence() for _ in range(3)]
+    for _ in range(2):
+        for slot, sequence in enumerate(sequences):
+            target.verify(slot, sequence.state().row_count, 2)
+        early = target.lane.propose_early([EarlyItem(one, slot, K) for slot, one in enumerate(sequences)])
+        first, second, third = early.outputs(10)
+        assert first.drafts == second.drafts
+        assert third.reason is Reason.IN_FLIGHT_EXHAUSTED
+    assert [one.state().row_count for one in sequences] == [4, 4, 0]
+
+
+def test_a_lane_that_is_not_ready_in_time_takes_no_place(clients, monkeypatch):
+    target = Target(clients)
+    calls = clients.server.service.assembly._lanes
+    session = clients.server.service._servicer._parts.sessions.listed()[0]
+    with busy(clients):
+        for _ in range(4):
+            with pytest.raises(SpecdraftError) as caught:
+                calls.open(session, 0.01)
+            assert caught.value.reason is Reason.TIMEOUT
+    assert [target.beside() for _ in range(3)]
+
+
+def test_first_lanes_of_a_session_that_open_at_once_are_lanes_of_one_session(clients, monkeypatch):
+    client = clients.client(slot_count=1)
+    calls = clients.server.service.assembly._lanes
+    session = clients.server.service._servicer._parts.sessions.listed()[0]
+    made, make = threading.Barrier(2, timeout=0.3), lanes.SessionLanes.__init__
+
+    def slowly(*arguments):
+        with suppress(threading.BrokenBarrierError):
+            made.wait()
+        make(*arguments)
+
+    monkeypatch.setattr(lanes.SessionLanes, "__init__", slowly)
+    numbers = []
+    threads = [threading.Thread(target=lambda: numbers.append(calls.open(session, 10).lane)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == [1, 2]
+    client.close()
+    clients.settle()
+    assert clients.driver.num_registered == 0
+
+
+@pytest.mark.parametrize("missed", ["_look", "_on_news"])
+def test_a_sequence_changes_its_lane_as_soon_as_the_device_is_done_with_its_round(clients, monkeypatch, missed):
+    first = Target(clients)
+    second = first.beside()
+    watchdog = desk(clients).watchdog
+    with first.client.open_sequence() as sequence, monkeypatch.context() as patched:
+        patched.setattr(watchdog, missed, lambda *_: None)
+        found = []
+        for number, target in enumerate([first, first, first, second, second, second, first, second]):
+            target.verify(0, number, 1)
+            (outputs,) = target.propose(sequence, 0).outputs(10)
+            found.append(getattr(outputs, "drafts", outputs))
+            here = [context.lane for context in desk(clients)._contexts.values()]
+            wait_until(
+                lambda here=here: all(lane.passed == lane.state.last for lane in here), text="the collected copy"
+            )
+        assert found == expected(clients, [(number, 1) for number in range(8)])
+        patched.undo()
+        for lane in list(desk(clients)._contexts):
+            watchdog._on_news(lane, ())
+
+
+@pytest.mark.parametrize(("kept", "reserve"), [(5, False), (8, False), (5, True), (0, True), (0, False)])
+def test_rounds_go_on_after_a_rewind_into_pages_that_a_fork_shares_and_leave_them_alone(clients, kept, reserve):
+    target = Target(clients)
+    writes = [(kept, 2), (kept + 2, 4)]
+    drafts = expected(clients, [(key, min(4, kept - key)) for key in range(0, kept, 4)] + writes)[-2:]
+    num_pages = clients.server.pages()
+    with target.client.open_sequence(24, reserve=reserve) as sequence:
+        sequence.catchup(0, STORY.tokens[:14], STORY.rows[:14])
+        with sequence.fork(14) as fork:
+            before = clients.server.digest(fork.sequence_id)
+            sequence.truncate(kept)
+            found = []
+            for first_key, count in writes:
+                target.verify(0, first_key, count)
+                (outputs,) = target.propose(sequence, 0).outputs(10)
+                found.append(getattr(outputs, "drafts", outputs))
+            assert found == drafts
+            assert sequence.state().row_count == kept + 6
+            assert clients.server.digest(fork.sequence_id) == before
+    assert clients.server.pages() == num_pages
+
+
+def test_a_call_of_another_thread_and_a_round_of_its_sequence_take_turns(clients):
+    target = Target(clients)
+    slot, first, second = target.client.claim_slot(), [], []
+    with target.client.open_sequence() as sequence:
+
+        def propose():
+            first.append(sequence.propose(0, STORY.tokens[:2], STORY.rows[:2], K))
+
+        with busy(clients):
+            threads = [threading.Thread(target=propose)]
+            threads[0].start()
+            wait_until(sequence.lock.locked, text="the call")
+            target.verify(slot, 2, 3)
+            threads.append(threading.Thread(target=lambda: second.append(target.propose(sequence, slot))))
+            threads[1].start()
+        for thread in threads:
+            thread.join()
+        found = [*first, *second[0].outputs(10)]
+        assert [one.drafts for one in found] == expected(clients, [(0, 2), (2, 3)])
+
+
+def test_a_lane_keeps_nothing_of_rounds_that_are_answered_and_they_can_still_be_read(clients):
+    target = Target(clients)
+    with target.client.open_sequence() as sequence, target.client.open_sequence() as other:
+        target.verify(1, 0, 2)
+        early = target.propose(other, 1)
+        for key in range(12):
+            target.verify(0, key, 1)
+            assert target.propose(sequence, 0).outputs(10)[0].row_count == key + 1
+        assert not target.lane._book.accepted | target.lane._book.open
+        assert early.outputs(10)[0].drafts == expected(clients, [(0, 2)])[0]
+
+
+def test_released_lanes_that_were_replaced_leave_no_thread_and_after_the_session_no_page(clients):
+    target = Target(clients)
+    session = clients.server.service._servicer._parts.sessions.listed()[0]
+
+    def watchers():
+        return sum(thread.name == "specdraft-lane" for thread in threading.enumerate())
+
+    for _ in range(5):
+        session.lanes.release()
+        wait_until(lambda: target.lane.is_over, text="the end of the lane")
+        target.lane = target.client.open_lane(target.stream)
+    wait_until(lambda: watchers() == 1, text="the ends of their threads")
+    session.lanes.release()
+    wait_until(lambda: target.lane.is_over, text="the end of the lane")
+    with target.client.open_sequence() as sequence, pytest.raises(SpecdraftError):
+        target.propose(sequence, 0)
+    wait_until(lambda: watchers() == 0, text="the end of the last one's")
+    target.client.close()
+    assert target.driver.num_registered == 0
+
+
+def test_the_arena_waits_for_lanes_that_the_end_of_a_stream_is_giving_up_while_the_session_ends(clients, monkeypatch):
+    target = Target(clients)
+    sequence = target.client.open_sequence()
+    target.verify(0, 0, 2, target.gate())
+    assert target.propose(sequence, 0)._answered.wait(10)
+    session = clients.server.service._servicer._parts.sessions.listed()[0]
+    watchdog, begins, goes_on = desk(clients).watchdog, threading.Event(), threading.Event()
+    release = watchdog.release
+
+    def slowly(lane):
+        begins.set()
+        assert goes_on.wait(10)
+        release(lane)
+
+    monkeypatch.setattr(watchdog, "release", slowly)
+    end_of_stream = threading.Thread(target=session.lanes.release)
+    end_of_stream.start()
+    assert begins.wait(10)
+    session.lanes.close()
+    assert not session.lanes._closed(), "a round is under way that reads and writes the arena"
+    assert len(session.arena.memory)
+    goes_on.set()
+    end_of_stream.join()
+    wait_until(session.lanes._closed, text="the end of the lane")
