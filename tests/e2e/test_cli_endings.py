@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,22 @@ TOOL = [sys.executable, "-m", "drafter_service.cli"]
 CARRY = ["bench", "carry", "--rows", "10", "20", "--rounds", "10000", "--calls", "100"]
 
 
+@contextmanager
+def listening_to_sigint():
+    """What is started here is interrupted by SIGINT, although a shell's background job inherits it as ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def measuring(tmp_path):
     """A benchmark at work, with a directory of its own for temporary files."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([*TOOL, *CARRY], env=environment(TMPDIR=str(tmp_path)), cwd=ROOT, **pipes)
+    with listening_to_sigint():
+        process = subprocess.Popen([*TOOL, *CARRY], env=environment(TMPDIR=str(tmp_path)), cwd=ROOT, **pipes)
     try:
         line = process.stderr.readline()
         while "round 1/" not in line:
