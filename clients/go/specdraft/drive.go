@@ -56,7 +56,7 @@ func startDrive(
 		wanted:    make(chan struct{}, 1),
 		unsent:    make(chan struct{}, 1),
 		waiting:   map[uint64]*waiter{},
-		again:     newReattachment(grace),
+		again:     newReattachment(max(grace, reconnectedWithin)),
 	}
 	go d.run(ctx)
 	return d
@@ -74,6 +74,7 @@ func (d *drive) call(ctx context.Context, frame *pb.DriveRequest, name string) (
 	frame.CorrelationId = d.lastID
 	d.waiting[d.lastID] = one
 	d.queue = append(d.queue, one)
+	d.again.wanted(len(d.waiting))
 	d.mu.Unlock()
 	wake(d.unsent)
 	wake(d.wanted)

@@ -100,6 +100,7 @@ func TestWhatFollowsTheEndOfAStream(t *testing.T) {
 		{&Error{Code: codes.Unavailable}, attachAgain},
 		{&Error{Code: codes.Unavailable, Reason: ReasonDraining}, attachAgain},
 		{&Error{Code: codes.Unavailable, Reason: ReasonDeviceLost}, giveUp},
+		{&Error{Code: codes.ResourceExhausted}, giveUp},
 		{&Error{Code: codes.Internal}, useUnary},
 		{&Error{Code: codes.Internal, Reason: ReasonInternal}, stop},
 		{&Error{Code: codes.Unimplemented}, useUnary},
@@ -139,6 +140,14 @@ func TestGraceBeginsWhenTheStreamBreaksAndEndsWithAGoodOne(t *testing.T) {
 	expect(110.2, giveUp)
 	again.attached(at(120))
 	expect(120.1, attachAgain)
+	again.attached(at(125))
+	again.wanted(2)
+	expect(125.2, giveUp)
+	again.attached(at(130))
+	expect(130.1, attachAgain)
+	again.attached(at(135))
+	again.wanted(1)
+	expect(135.2, attachAgain)
 	var delays []time.Duration
 	for range 8 {
 		delays = append(delays, again.nextDelay())

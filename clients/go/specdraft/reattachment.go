@@ -28,7 +28,8 @@ const (
 // A broken stream starts a grace period at the service; within it the token attaches again. A stream that the service
 // ended because of a later one (SESSION_FENCED) is never attached again: two clients would fence each other forever.
 // Where the status was lost on the way (gRPC puts INTERNAL in its place), that may have been the reason: the session goes
-// on by unary calls, which fence nobody.
+// on by unary calls, which fence nobody. RESOURCE_EXHAUSTED of gRPC's own is a request that was too large: sent again, it
+// would end the next stream too.
 type reattachment struct {
 	grace       time.Duration
 	delay       time.Duration
@@ -42,6 +43,13 @@ func newReattachment(grace time.Duration) *reattachment {
 
 // attached notes that a stream was opened; whether it holds is not known yet.
 func (r *reattachment) attached(now time.Time) { r.attachedAt = now }
+
+// wanted notes that somebody asks, and that they are waitingCount now: a lone one gets the whole grace, whatever went before.
+func (r *reattachment) wanted(waitingCount int) {
+	if waitingCount == 1 && !r.brokenSince.IsZero() {
+		r.answered()
+	}
+}
 
 // answered notes that an answer came: the stream is good.
 func (r *reattachment) answered() {
@@ -58,6 +66,9 @@ func (r *reattachment) ended(err *Error, now time.Time) after {
 		case err.Reason != 0 && err.Code != codes.Unavailable:
 			return stop
 		case err.Reason == ReasonDeviceLost:
+			return giveUp
+		case err.Code == codes.ResourceExhausted:
+			r.answered() // the connection is good
 			return giveUp
 		}
 	}

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Generic, TypeVar
 
-from specdraft.errors import InternalError, Reason, SpecdraftError, UnavailableError, UnimplementedError
+from specdraft.errors import (
+    InternalError,
+    Reason,
+    ResourceExhaustedError,
+    SpecdraftError,
+    UnavailableError,
+    UnimplementedError,
+)
 
 __all__ = ["After", "Reattachment", "Unanswered"]
 
@@ -70,7 +77,8 @@ class Reattachment:
     A broken stream starts a grace period at the service; within it the token attaches again. A stream that the service
     ended because of a later one (`SESSION_FENCED`) is never attached again: two clients would fence each other forever.
     Where the status was lost on the way (gRPC puts INTERNAL in its place), that may have been the reason: the session
-    goes on by unary calls, which fence nobody.
+    goes on by unary calls, which fence nobody. RESOURCE_EXHAUSTED of gRPC's own is a request that was too large: sent
+    again, it would end the next stream too.
     """
 
     grace_s: float
@@ -81,6 +89,11 @@ class Reattachment:
     def attached(self, now_s: float) -> None:
         """A stream was opened (whether it holds is not known yet)."""
         self._attached_at_s = now_s
+
+    def wanted(self, waiting_count: int) -> None:
+        """Somebody asks, and they are `waiting_count` now: a lone one gets the whole grace, whatever went before."""
+        if waiting_count == 1 and self._broken_since_s is not None:
+            self.answered()
 
     def answered(self) -> None:
         """An answer came: the stream is good."""
@@ -95,7 +108,8 @@ class Reattachment:
             return After.USE_UNARY
         if error is not None and error.reason is not None and not isinstance(error, UnavailableError):
             return After.STOP
-        if error is not None and error.reason is Reason.DEVICE_LOST:
+        if isinstance(error, ResourceExhaustedError) or (error is not None and error.reason is Reason.DEVICE_LOST):
+            self.answered()  # the next use starts afresh
             return After.GIVE_UP
         if now_s - self._attached_at_s >= _GOOD_AFTER_S:
             self.answered()
