@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from drafter_service import __version__
 from drafter_service.arguments import count, seconds
+from drafter_service.bench.flags import add_step_flags, add_tax_flags
 from drafter_service.config import WATCH_STDIN_FLAG, ConfigError, ServiceConfig, add_flags, read_config
 
 if TYPE_CHECKING:
@@ -162,7 +163,14 @@ def _add_bench(commands: _Commands) -> None:
     rpc.set_defaults(run=_bench, measure=_bench_rpc)
     acceptance = _add_acceptance(kinds)
     carry = kinds.add_parser("carry", help="TakeKV and InstallKV of few and of many rows")
-    carry.add_argument("--rows", type=count(1, 1_000_000), nargs=2, default=(100, 100_000), metavar=("FEW", "MANY"))
+    carry.add_argument(
+        "--rows",
+        type=count(1, 1_000_000),
+        nargs=2,
+        default=(100, 100_000),
+        metavar=("FEW", "MANY"),
+        help="rows of a short and a long sequence (default 100 100000)",
+    )
     carry.add_argument("--rounds", type=count(1, 10_000), default=7, help="rounds (default %(default)s)")
     carry.add_argument(
         "--calls", type=count(1, 1_000_000), default=100, help="calls of each case in a round (default %(default)s)"
@@ -186,34 +194,11 @@ def _add_bench(commands: _Commands) -> None:
 
 def _add_gpu_benches(kinds: _Commands) -> tuple[_Parser, _Parser]:
     tax = kinds.add_parser("tax", help="GPU: what drafting in another process adds to a target's step")
-    tax.add_argument("--modes", nargs="+", choices=("timesliced", "mps", "peer"), default=("timesliced", "mps"))
-    tax.add_argument("--drafter-device", type=count(1, 63), help="the service's GPU beside the target's 0: mode peer")
-    tax.add_argument(
-        "--verify-ms", type=seconds, nargs="+", default=(2.0, 6.0, 12.0), help="lengths of the verify (default 2 6 12)"
-    )
-    tax.add_argument(
-        "--steps", type=count(1, 10_000), default=200, help="steps of each kind in a turn (default %(default)s)"
-    )
-    tax.add_argument("--turns", type=count(1, 100), default=5, help="alternating turns (default %(default)s)")
-    tax.add_argument(
-        "--checks",
-        type=count(0, 1_000_000),
-        default=0,
-        help="check what so many early rounds read (default: the turns')",
-    )
+    add_tax_flags(tax)
     tax.set_defaults(run=_bench, measure=_bench_tax)
     step = kinds.add_parser("step", help="GPU: the time of one Propose, eager and as a CUDA graph")
-    step.add_argument("--batches", type=count(1, 1024), nargs="+", default=(1, 2, 4, 8, 16, 32, 64))
-    step.add_argument("--drafts", type=count(1, 64), nargs="+", default=(1, 4, 8), help="K (default 1 4 8)")
-    step.add_argument(
-        "--steps", type=count(1, 10_000), default=50, help="timed runs of each case (default %(default)s)"
-    )
+    add_step_flags(step)
     step.set_defaults(run=_bench, measure=_bench_step)
-    for kind in (tax, step):
-        kind.add_argument(
-            "--vocab-size", type=count(0, 1 << 20), default=0, help="of the head; 0 = 151,936 (default %(default)s)"
-        )
-        kind.add_argument("--dry", action="store_true", help="without a GPU, at toy size: the figures mean nothing")
     return tax, step
 
 
@@ -454,7 +439,10 @@ def _bench_step(flags: argparse.Namespace) -> int:
         vocab_size=flags.vocab_size,
         dry=flags.dry,
     )
-    figures = step.measure_step(plan, tell=_tell)
+    try:
+        figures = step.measure_step(plan, tell=_tell)
+    except step.StepError as error:
+        raise ConfigError(str(error)) from error
     sizes = f"--batches {' '.join(map(str, flags.batches))} --drafts {' '.join(map(str, flags.drafts))}"
     command = f"drafter-service bench step {sizes} --steps {flags.steps}{' --dry' if flags.dry else ''} --json"
     return _report("step", command, figures, step.describe, as_json=flags.json)
