@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,7 @@ ALL_INTERFACES = ("", "0.0.0.0", "::", "[::]")  # noqa: S104  # compared with, n
 DRAFTS_MAX = ServiceConfig().max_drafts
 POSITIONS = 500
 LEVER_POSITIONS = 6000
+ASK_AGAIN_S = 0.2
 LOOK_S = 1.0
 """How often `serve` looks whether the engine lives."""
 
@@ -129,7 +131,8 @@ def _parser() -> argparse.ArgumentParser:
         help="gRPC address, or the socket's path (default %(default)s)",
     )
     health.add_argument("--service", default="", help="health service: empty = ready, specdraft.live = alive")
-    health.add_argument("--timeout-s", type=seconds, default=2.0, help="most time to wait (default %(default)s)")
+    health.add_argument("--timeout-s", type=seconds, default=2.0, help="most time for an answer (default %(default)s)")
+    health.add_argument("--wait-s", type=seconds, default=0.0, help="ask until it is SERVING, for so long at most")
     health.set_defaults(run=_health)
     _add_demo(commands)
     _add_bench(commands)
@@ -324,7 +327,12 @@ def _inspect(flags: argparse.Namespace) -> int:
 def _health(flags: argparse.Namespace) -> int:
     from drafter_service.server import ask_health
 
-    status, why = ask_health(flags.target, flags.timeout_s, flags.service)
+    until = time.monotonic() + flags.wait_s
+    while True:
+        status, why = ask_health(flags.target, flags.timeout_s, flags.service)
+        if status == "SERVING" or time.monotonic() >= until:
+            break
+        time.sleep(ASK_AGAIN_S)
     print(status)
     return 0 if status == "SERVING" else _failed(f"{flags.target}: {why or status}", EXIT_FAILED)
 

@@ -126,6 +126,16 @@ def test_health_of_nobody_names_the_target_and_the_reason(capsys, tmp_path, pref
     assert "No such file" in said.err
 
 
+def test_health_can_wait_until_somebody_serves_and_gives_up(capsys, monkeypatch, tmp_path):
+    answers = iter([("UNAVAILABLE", "nobody"), ("NOT_SERVING", ""), ("SERVING", "")])
+    monkeypatch.setattr("drafter_service.server.ask_health", lambda *_: next(answers))
+    assert main(["health", "--wait-s", "30"]) == 0
+    assert capsys.readouterr().out == "SERVING\n"
+    monkeypatch.setattr("drafter_service.server.ask_health", lambda *_: ("NOT_SERVING", ""))
+    assert main(["health", "--wait-s", "0.3"]) == 1
+    assert capsys.readouterr().out == "NOT_SERVING\n"
+
+
 def test_what_is_no_known_failure_is_not_hidden(monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError
