@@ -29,7 +29,7 @@ from specdraft import (
 )
 from specdraft.aio.drive import AsyncDrive
 from specdraft.drive import DriveUnsupported
-from specdraft.errors import InternalError, make_error
+from specdraft.errors import InternalError, ResourceExhaustedError, make_error
 from specdraft.exchanges import Exchange
 from specdraft.v1 import drafter_pb2
 
@@ -266,6 +266,19 @@ def test_a_call_that_is_cancelled_while_it_writes_leaves_the_stream_to_the_other
             await calls[1]
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_too_large_a_message_is_told_and_not_sent_again(tmp_path):
+    with FakeService(tmp_path, message_bytes=4096) as service:
+
+        async def scenario(client):
+            sequence = await client.open_sequence()
+            with pytest.raises(ResourceExhaustedError):
+                await sequence.propose(0, [1], rows(1), 1, mask=[0] * 2000)
+            assert (await sequence.propose(0, [1], rows(1), 1)).state.last_op == 1
+            assert client.is_driving
+
+        in_client(service, scenario, memory="inline", timeout_s=5.0)
 
 
 class CutStream:

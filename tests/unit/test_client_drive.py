@@ -139,6 +139,17 @@ def test_a_stream_whose_status_was_lost_is_not_attached_again(service, client):
     assert sequence.propose(1, [1], ROW, 1).state.last_op == 2
 
 
+def test_too_large_a_message_is_told_and_not_sent_again(tmp_path):
+    service = FakeService(tmp_path, message_bytes=4096)
+    with service, Client(service.target, memory="inline", timeout_s=5.0) as client:
+        sequence = client.open_sequence()
+        with pytest.raises(ResourceExhaustedError) as caught:
+            sequence.propose(0, [1], ROW, 1, mask=[0] * 2000)
+        assert caught.value.reason is None
+        assert sequence.propose(0, [1], ROW, 1).state.last_op == 1
+        assert client.is_driving
+
+
 def test_only_a_refused_connection_means_that_nobody_listens(tmp_path):
     path = tmp_path / "some.sock"
     assert is_refused(f"unix://{path}")
@@ -235,8 +246,11 @@ def test_unanswered_requests_are_sent_again_in_their_order():
     assert unanswered.take(ids[1]) is None
     assert unanswered.frames() == [(1, b"\1"), (3, b"\3"), (4, b"\4")]
     assert unanswered.frames(3) == [(4, b"\4")]
+    unanswered.add(5, b"longer", "the largest")
+    assert unanswered.take_largest() == "the largest"
     assert unanswered.take_all() == ["waiter 1", "waiter 3", "waiter 4"]
     assert len(unanswered) == 0
+    assert unanswered.take_largest() is None
 
 
 @pytest.mark.parametrize(
@@ -244,7 +258,7 @@ def test_unanswered_requests_are_sent_again_in_their_order():
     [
         (None, After.ATTACH_AGAIN),
         (UnavailableError(None, "broken"), After.ATTACH_AGAIN),
-        (ResourceExhaustedError(None, "too large"), After.GIVE_UP),
+        (ResourceExhaustedError(None, "too large"), After.ATTACH_AGAIN),
         (InternalError(None, "reset"), After.USE_UNARY),
         (make_error(Reason.DRAINING, ""), After.ATTACH_AGAIN),
         (make_error(Reason.DEVICE_LOST, ""), After.GIVE_UP),

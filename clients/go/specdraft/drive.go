@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	pb "example.com/specdraft/clients/go/specdraft/v1"
 )
 
@@ -143,6 +145,8 @@ func (d *drive) run(ctx context.Context) {
 			delay = -1 // until somebody wants it again
 		case isOfTheConnection(err):
 			d.tellIfNobodyListens(ctx)
+		case isOfTheSize(err):
+			d.tellTheLargest(err)
 		}
 		d.pause(ctx, delay)
 	}
@@ -181,6 +185,24 @@ func (d *drive) finish(err error, isFinal bool) {
 	d.mu.Unlock()
 	for _, one := range waiting {
 		one.done <- driveResult{err: err}
+	}
+}
+
+// tellTheLargest tells who sent the largest request, which is not sent again.
+func (d *drive) tellTheLargest(err *Error) {
+	d.mu.Lock()
+	var largest *waiter
+	for _, one := range d.waiting {
+		if largest == nil || proto.Size(one.frame) > proto.Size(largest.frame) {
+			largest = one
+		}
+	}
+	if largest != nil {
+		delete(d.waiting, largest.frame.GetCorrelationId())
+	}
+	d.mu.Unlock()
+	if largest != nil {
+		largest.done <- driveResult{err: err}
 	}
 }
 

@@ -1,6 +1,7 @@
 package specdraft
 
 import (
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -28,8 +29,7 @@ const (
 // A broken stream starts a grace period at the service; within it the token attaches again. A stream that the service
 // ended because of a later one (SESSION_FENCED) is never attached again: two clients would fence each other forever.
 // Where the status was lost on the way (gRPC puts INTERNAL in its place), that may have been the reason: the session goes
-// on by unary calls, which fence nobody. RESOURCE_EXHAUSTED of gRPC's own is a request that was too large: sent again, it
-// would end the next stream too.
+// on by unary calls, which fence nobody.
 type reattachment struct {
 	grace       time.Duration
 	delay       time.Duration
@@ -44,7 +44,8 @@ func newReattachment(grace time.Duration) *reattachment {
 // attached notes that a stream was opened; whether it holds is not known yet.
 func (r *reattachment) attached(now time.Time) { r.attachedAt = now }
 
-// wanted notes that somebody asks, and that they are waitingCount now: a lone one gets the whole grace, whatever went before.
+// wanted notes that somebody asks, and that they are waitingCount now: a lone one gets the whole grace, whatever went
+// before.
 func (r *reattachment) wanted(waitingCount int) {
 	if waitingCount == 1 && !r.brokenSince.IsZero() {
 		r.answered()
@@ -67,9 +68,6 @@ func (r *reattachment) ended(err *Error, now time.Time) after {
 			return stop
 		case err.Reason == ReasonDeviceLost:
 			return giveUp
-		case err.Code == codes.ResourceExhausted:
-			r.answered() // the connection is good
-			return giveUp
 		}
 	}
 	if now.Sub(r.attachedAt) >= goodAfter {
@@ -90,6 +88,12 @@ func (r *reattachment) nextDelay() time.Duration {
 	delay := r.delay
 	r.delay = min(2*delay, mostReattachDelay)
 	return delay
+}
+
+// isOfTheSize says whether a request was larger than the service takes: it would end the next stream too, and is not done.
+// Other limits of gRPC's own have the same code.
+func isOfTheSize(err *Error) bool {
+	return err != nil && err.Code == codes.ResourceExhausted && err.Reason == 0 && strings.Contains(err.Message, "message larger than max")
 }
 
 // isOfTheConnection says whether it may be that nobody listens any more: waiting callers need not wait for the next

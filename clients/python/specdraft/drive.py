@@ -211,6 +211,8 @@ class Drive:
                 return
             if after is After.ATTACH_AGAIN and self._reattachment.is_of_the_connection(error):
                 self._tell_if_nobody_listens()
+            if after is After.ATTACH_AGAIN and self._reattachment.is_of_the_size(error):
+                self._tell_the_largest(error)
             if after is not After.ATTACH_AGAIN or not self._pause():
                 self._finish(after, error)
                 return
@@ -220,6 +222,12 @@ class Drive:
         self._wanted.wait(self._reattachment.next_delay_s())
         self._wanted.clear()
         return not self._closed.is_set()
+
+    def _tell_the_largest(self, error: SpecdraftError | None) -> None:
+        with self._lock:
+            waiter = self._unanswered.take_largest()
+        if waiter is not None:
+            waiter.finish(None, error)
 
     def _tell_if_nobody_listens(self) -> None:
         with self._lock:

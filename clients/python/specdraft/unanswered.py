@@ -22,6 +22,7 @@ W = TypeVar("W")
 _FIRST_DELAY_S: Final = 0.02
 _MOST_DELAY_S: Final = 0.5
 _GOOD_AFTER_S: Final = 1.0
+_TOO_LARGE: Final = "message larger than max"  # gRPC's words: other limits of its own have the same code
 
 
 class Unanswered(Generic[W]):
@@ -53,6 +54,11 @@ class Unanswered(Generic[W]):
         waiting, self._waiting = self._waiting, {}
         return [waiter for _, waiter in waiting.values()]
 
+    def take_largest(self) -> W | None:
+        """The waiter of the largest request, because that one is not to be sent again."""
+        largest = max(self._waiting, key=lambda one: len(self._waiting[one][0]), default=0)
+        return self.take(largest)
+
     def frames(self, after_id: int = 0) -> list[tuple[int, bytes]]:
         """What to send again on a new stream, by correlation id: the same bytes, and so the same ops, in order."""
         return [(one, frame) for one, (frame, _) in self._waiting.items() if one > after_id]
@@ -77,8 +83,7 @@ class Reattachment:
     A broken stream starts a grace period at the service; within it the token attaches again. A stream that the service
     ended because of a later one (`SESSION_FENCED`) is never attached again: two clients would fence each other forever.
     Where the status was lost on the way (gRPC puts INTERNAL in its place), that may have been the reason: the session
-    goes on by unary calls, which fence nobody. RESOURCE_EXHAUSTED of gRPC's own is a request that was too large: sent
-    again, it would end the next stream too.
+    goes on by unary calls, which fence nobody.
     """
 
     grace_s: float
@@ -108,8 +113,7 @@ class Reattachment:
             return After.USE_UNARY
         if error is not None and error.reason is not None and not isinstance(error, UnavailableError):
             return After.STOP
-        if isinstance(error, ResourceExhaustedError) or (error is not None and error.reason is Reason.DEVICE_LOST):
-            self.answered()  # the next use starts afresh
+        if error is not None and error.reason is Reason.DEVICE_LOST:
             return After.GIVE_UP
         if now_s - self._attached_at_s >= _GOOD_AFTER_S:
             self.answered()
@@ -119,6 +123,12 @@ class Reattachment:
             return After.ATTACH_AGAIN
         self.answered()  # the next use starts afresh
         return After.GIVE_UP
+
+    @staticmethod
+    def is_of_the_size(error: SpecdraftError | None) -> bool:
+        """Whether a request was larger than the service takes: it would end the next stream too, and is not done."""
+        is_of_grpc = isinstance(error, ResourceExhaustedError) and error.reason is None
+        return is_of_grpc and _TOO_LARGE in str(error)
 
     @staticmethod
     def is_of_the_connection(error: SpecdraftError | None) -> bool:

@@ -129,6 +129,8 @@ class AsyncDrive:
                 return
             if self._reattachment.is_of_the_connection(error):
                 await self._tell_if_nobody_listens()
+            if error is not None and self._reattachment.is_of_the_size(error):
+                self._tell(self._unanswered.take_largest(), error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._reattachment.next_delay_s()):
                     await self._wanted.wait()
@@ -140,8 +142,12 @@ class AsyncDrive:
 
     def _tell_all(self, outcome: Exception) -> None:
         for waiter in self._unanswered.take_all():
-            if not waiter.done():
-                waiter.set_exception(outcome)
+            self._tell(waiter, outcome)
+
+    @staticmethod
+    def _tell(waiter: asyncio.Future[Any] | None, outcome: Exception) -> None:
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(outcome)
 
     async def _read_stream(self) -> SpecdraftError | None:
         stream = self._attach()
