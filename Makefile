@@ -58,17 +58,17 @@ format: $(VENV)/.stamp ## let ruff mend and format the Python files
 .PHONY: go
 go: export CGO_ENABLED := 0
 go: $(PROTO_VENV)/.stamp-staticcheck-$(STATICCHECK) ## vet, check and test the Go client
-	cd clients/go && test -z "$$($$($(GO) env GOROOT)/bin/gofmt -l . | tee /dev/stderr)"
+	cd clients/go && unformatted="$$($$($(GO) env GOROOT)/bin/gofmt -l .)" && { test -z "$$unformatted" || { echo "$$unformatted" >&2; false; }; }
 	cd clients/go && $(GO) vet ./... && PATH="$$($(GO) env GOROOT)/bin:$$PATH" $(CURDIR)/$(PROTO_BIN)/staticcheck ./...
 	cd clients/go && $(GO) build ./... && CGO_ENABLED=1 $(GO) test -race ./...
 
 .PHONY: chart-tools
-chart-tools: $(CHART_VENV)/.stamp ## make .venv-chart: helm and what looks at charts and images
+chart-tools: $(CHART_VENV)/.stamp $(CHART_VENV)/.stamp-helm ## make .venv-chart: helm and what looks at charts and images
 
 .PHONY: pytest
 pytest: export OMP_NUM_THREADS := 1
 pytest: export GO := $(GO)
-pytest: $(VENV)/.stamp $(PROTO_VENV)/.stamp $(CHART_VENV)/.stamp ## the tests that need no GPU; PYTEST_ARGS='tests/unit -k pages' for some
+pytest: $(VENV)/.stamp $(PROTO_VENV)/.stamp $(CHART_VENV)/.stamp $(CHART_VENV)/.stamp-helm ## the tests that need no GPU; PYTEST_ARGS='tests/unit -k pages' for some
 	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
 
 ROUNDS ?= 7
@@ -162,5 +162,12 @@ $(PROTO_VENV)/.stamp-staticcheck-$(STATICCHECK): | $(GO_READY)
 $(CHART_VENV)/.stamp: .ci/chart-tools.txt helm/tools/go.mod helm/tools/go.sum helm/tools/podsecurity/main.go | $(GO_READY)
 	$(call make-venv,$(CHART_VENV))
 	$(CHART_BIN)/python $(PIP_INSTALL) -r .ci/chart-tools.txt
-	cd helm/tools && export CGO_ENABLED=0 && $(GO) build -ldflags '-s -w' -o $(CURDIR)/$(CHART_BIN)/ ./podsecurity helm.sh/helm/v3/cmd/helm && $(GO) vet ./...
+	cd helm/tools && export CGO_ENABLED=0 && $(GO) build -ldflags '-s -w' -o $(CURDIR)/$(CHART_BIN)/ ./podsecurity && $(GO) vet ./...
+	touch $@
+
+# As helm's own Makefile does it: without a cluster helm takes Kubernetes 1.N, N being the minor version of its client-go.
+$(CHART_VENV)/.stamp-helm: helm/tools/go.mod helm/tools/go.sum | $(CHART_VENV)/.stamp
+	cd helm/tools && export CGO_ENABLED=0 && minor=$$($(GO) list -m -f '{{.Version}}' k8s.io/client-go | cut -d. -f2) && \
+		$(GO) build -o $(CURDIR)/$(CHART_BIN)/ -ldflags "-s -w $$(printf -- \
+		'-X helm.sh/helm/v3/pkg/%s.k8sVersionMinor='"$$minor"' ' chartutil lint/rules)" helm.sh/helm/v3/cmd/helm
 	touch $@

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from drafter_service import __version__
 from drafter_service.arguments import count, seconds
+from drafter_service.bench.flags import add_step_flags, add_tax_flags
 from drafter_service.config import WATCH_STDIN_FLAG, ConfigError, ServiceConfig, add_flags, read_config
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ ALL_INTERFACES = ("", "0.0.0.0", "::", "[::]")  # noqa: S104  # compared with, n
 DRAFTS_MAX = ServiceConfig().max_drafts
 POSITIONS = 500
 LEVER_POSITIONS = 6000
+ASK_AGAIN_S = 0.2
 LOOK_S = 1.0
 """How often `serve` looks whether the engine lives."""
 
@@ -128,7 +131,8 @@ def _parser() -> argparse.ArgumentParser:
         help="gRPC address, or the socket's path (default %(default)s)",
     )
     health.add_argument("--service", default="", help="health service: empty = ready, specdraft.live = alive")
-    health.add_argument("--timeout-s", type=seconds, default=2.0, help="most time to wait (default %(default)s)")
+    health.add_argument("--timeout-s", type=seconds, default=2.0, help="most time for an answer (default %(default)s)")
+    health.add_argument("--wait-s", type=seconds, default=0.0, help="ask until it is SERVING, for so long at most")
     health.set_defaults(run=_health)
     _add_demo(commands)
     _add_bench(commands)
@@ -162,7 +166,14 @@ def _add_bench(commands: _Commands) -> None:
     rpc.set_defaults(run=_bench, measure=_bench_rpc)
     acceptance = _add_acceptance(kinds)
     carry = kinds.add_parser("carry", help="TakeKV and InstallKV of few and of many rows")
-    carry.add_argument("--rows", type=count(1, 1_000_000), nargs=2, default=(100, 100_000), metavar=("FEW", "MANY"))
+    carry.add_argument(
+        "--rows",
+        type=count(1, 1_000_000),
+        nargs=2,
+        default=(100, 100_000),
+        metavar=("FEW", "MANY"),
+        help="rows of a short and a long sequence (default 100 100000)",
+    )
     carry.add_argument("--rounds", type=count(1, 10_000), default=7, help="rounds (default %(default)s)")
     carry.add_argument(
         "--calls", type=count(1, 1_000_000), default=100, help="calls of each case in a round (default %(default)s)"
@@ -186,34 +197,11 @@ def _add_bench(commands: _Commands) -> None:
 
 def _add_gpu_benches(kinds: _Commands) -> tuple[_Parser, _Parser]:
     tax = kinds.add_parser("tax", help="GPU: what drafting in another process adds to a target's step")
-    tax.add_argument("--modes", nargs="+", choices=("timesliced", "mps", "peer"), default=("timesliced", "mps"))
-    tax.add_argument("--drafter-device", type=count(1, 63), help="the service's GPU beside the target's 0: mode peer")
-    tax.add_argument(
-        "--verify-ms", type=seconds, nargs="+", default=(2.0, 6.0, 12.0), help="lengths of the verify (default 2 6 12)"
-    )
-    tax.add_argument(
-        "--steps", type=count(1, 10_000), default=200, help="steps of each kind in a turn (default %(default)s)"
-    )
-    tax.add_argument("--turns", type=count(1, 100), default=5, help="alternating turns (default %(default)s)")
-    tax.add_argument(
-        "--checks",
-        type=count(0, 1_000_000),
-        default=0,
-        help="check what so many early rounds read (default: the turns')",
-    )
+    add_tax_flags(tax)
     tax.set_defaults(run=_bench, measure=_bench_tax)
     step = kinds.add_parser("step", help="GPU: the time of one Propose, eager and as a CUDA graph")
-    step.add_argument("--batches", type=count(1, 1024), nargs="+", default=(1, 2, 4, 8, 16, 32, 64))
-    step.add_argument("--drafts", type=count(1, 64), nargs="+", default=(1, 4, 8), help="K (default 1 4 8)")
-    step.add_argument(
-        "--steps", type=count(1, 10_000), default=50, help="timed runs of each case (default %(default)s)"
-    )
+    add_step_flags(step)
     step.set_defaults(run=_bench, measure=_bench_step)
-    for kind in (tax, step):
-        kind.add_argument(
-            "--vocab-size", type=count(0, 1 << 20), default=0, help="of the head; 0 = 151,936 (default %(default)s)"
-        )
-        kind.add_argument("--dry", action="store_true", help="without a GPU, at toy size: the figures mean nothing")
     return tax, step
 
 
@@ -339,7 +327,12 @@ def _inspect(flags: argparse.Namespace) -> int:
 def _health(flags: argparse.Namespace) -> int:
     from drafter_service.server import ask_health
 
-    status, why = ask_health(flags.target, flags.timeout_s, flags.service)
+    until = time.monotonic() + flags.wait_s
+    while True:
+        status, why = ask_health(flags.target, flags.timeout_s, flags.service)
+        if status == "SERVING" or time.monotonic() >= until:
+            break
+        time.sleep(ASK_AGAIN_S)
     print(status)
     return 0 if status == "SERVING" else _failed(f"{flags.target}: {why or status}", EXIT_FAILED)
 
@@ -454,7 +447,10 @@ def _bench_step(flags: argparse.Namespace) -> int:
         vocab_size=flags.vocab_size,
         dry=flags.dry,
     )
-    figures = step.measure_step(plan, tell=_tell)
+    try:
+        figures = step.measure_step(plan, tell=_tell)
+    except step.StepError as error:
+        raise ConfigError(str(error)) from error
     sizes = f"--batches {' '.join(map(str, flags.batches))} --drafts {' '.join(map(str, flags.drafts))}"
     command = f"drafter-service bench step {sizes} --steps {flags.steps}{' --dry' if flags.dry else ''} --json"
     return _report("step", command, figures, step.describe, as_json=flags.json)

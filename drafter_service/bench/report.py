@@ -55,6 +55,17 @@ def device_name() -> str:
     return f"{torch.cuda.get_device_name(0)}, {cpu_name()}" if torch.cuda.is_available() else cpu_name()
 
 
+def missing_gpus(name: str, count: int) -> str:
+    """What a benchmark that needs `count` GPUs says where there are fewer; empty where there are enough."""
+    import torch
+
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if visible >= count:
+        return ""
+    needed = "a GPU" if count == 1 else f"{count} GPUs"
+    return f"{name} needs {needed}, and {visible} are visible; --dry runs it without one, and its figures mean nothing"
+
+
 def cpu_name() -> str:
     """The processor, and how many of its cores this process may use."""
     lines = _CPU_INFO.read_text(encoding="utf-8").splitlines() if _CPU_INFO.exists() else []

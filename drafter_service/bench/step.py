@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from drafter_service.bench.report import missing_gpus
 from drafter_service.bench.tiny_head import DENSE_4096, TINY, HeadSize, write_head
 from drafter_service.engine.batch import RunEntry, Runner
 from drafter_service.engine.graph_runner import GraphLimits, GraphRunner
@@ -22,6 +23,10 @@ from drafter_service.state.pool import KvPool, PoolShape
 
 PAGE_ROWS = 16
 NUM_PAIRS = 2
+
+
+class StepError(RuntimeError):
+    """There is no GPU to measure on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,10 @@ class StepPlan:
 
 
 def measure_step(plan: StepPlan, tell: Callable[[str], None] = lambda _text: None) -> dict[str, Any]:
-    """Microseconds a Propose, from the call to the drafts on the host."""
+    """Microseconds a Propose, from the call to the drafts on the host. Raises StepError."""
+    missing = "" if plan.dry else missing_gpus("bench step", 1)
+    if missing:
+        raise StepError(missing)
     with tempfile.TemporaryDirectory(prefix="specdraft-step-") as name:
         size = TINY if plan.dry else DENSE_4096
         if plan.vocab_size:

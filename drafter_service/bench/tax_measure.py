@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from drafter_service.bench.echo import Echo, request_of
+from drafter_service.bench.report import missing_gpus
 from drafter_service.bench.tax_steps import Parties, Steps
 from drafter_service.bench.tax_target import MAX_POSITION, NUM_CONTEXT_ROWS, Device, OwnRound, Verify, make_own_round
 from drafter_service.bench.tiny_head import DENSE_4096, TINY, HeadSize, write_head
@@ -35,6 +36,9 @@ SETTLING_S = 0.3
 
 CHECKS_A_VERIFY = 48
 """Early rounds that are checked with each verify of the measurement."""
+
+NO_GPU = 3
+"""Exit code where there is no GPU to run on; standard output says so."""
 
 CHECK_VERIFY_MS = 0.2
 """The verify of rounds that are only checked: short, so that a round that reads too early has the best chance to."""
@@ -230,6 +234,10 @@ def main(text: str) -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     plan = json.loads(text)
     run = TaxRun(**plan | {"verify_ms": tuple(plan["verify_ms"])})
+    missing = "" if run.dry else missing_gpus("bench tax", 1 + int(run.service_device.rpartition(":")[2]))
+    if missing:
+        print(missing)
+        sys.exit(NO_GPU)
     figures = measure(run, lambda line: print(line, file=sys.stderr, flush=True))
     print(json.dumps(figures))
 

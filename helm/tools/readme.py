@@ -46,7 +46,8 @@ helm install drafter helm/drafter-service \\
 
 Kubernetes 1.29 or newer; `gpu.mode: dra` needs 1.34 (`resource.k8s.io/v1`) and a DRA driver. No cluster has run this
 chart yet: it is held to the schemas of Kubernetes 1.34 and 1.36 and, where a shape promises it, to the Pod Security
-Standard *restricted*.
+Standard *restricted*. `helm template` asks no cluster and takes the Kubernetes that helm was built for: with an older
+helm say `--kube-version 1.34.0`.
 
 ## Values
 

@@ -5,9 +5,10 @@ import json
 import pytest
 from prometheus_client import CollectorRegistry
 
-from drafter_service.bench import rpc
+from drafter_service.bench import rpc, tax
 from drafter_service.bench.metrics import count_round
 from drafter_service.bench.samples import Latency
+from drafter_service.bench.tax_measure import TaxRun
 from drafter_service.bench.tax_steps import NUM_VARIANTS
 from drafter_service.bench.tiny_head import write_tiny_head
 from drafter_service.cli import main
@@ -37,10 +38,10 @@ def test_rpc_measures_service_echo_and_forward_in_one_run(capsys):
     }
     assert all(case["p99_us"] >= case["p50_us"] > 0 for case in figures["cases"].values())
     assert set(figures["tax_us"]) == set(ways)
-    for way, tax in figures["tax_us"].items():
-        assert set(tax) == {"quartile_1", "median", "quartile_3", "of_p50s"}
+    for way, measured in figures["tax_us"].items():
+        assert set(measured) == {"quartile_1", "median", "quartile_3", "of_p50s"}
         propose, floor = (figures["cases"][f"{case} {way}"]["p50_us"] for case in ("propose", "floor"))
-        assert tax["of_p50s"] == pytest.approx(propose - floor, abs=0.1)
+        assert measured["of_p50s"] == pytest.approx(propose - floor, abs=0.1)
     assert set(figures["ratios"]) == {"empty unary", "empty drive"}  # a multiple says nothing of a forward
     assert all(isinstance(met, bool) for met in figures["goals"].values())
 
@@ -88,14 +89,14 @@ def latency(*p50s_us):
 
 def test_tax_is_taken_round_by_round_and_has_its_spread():
     latencies = {"propose unary": latency(12.0, 25.0, 30.0), "floor unary": latency(10.0, 20.0, 29.0)}
-    tax = rpc._tax(latencies, "unary")
-    assert tax == {"quartile_1": 1.5, "median": 2.0, "quartile_3": 3.5, "of_p50s": 5.0}
-    assert "2 us (2 to 4); of the p50s 5 us" in rpc._tax_line("unary", tax)
+    measured = rpc._tax(latencies, "unary")
+    assert measured == {"quartile_1": 1.5, "median": 2.0, "quartile_3": 3.5, "of_p50s": 5.0}
+    assert "2 us (2 to 4); of the p50s 5 us" in rpc._tax_line("unary", measured)
 
 
 def test_tax_below_nothing_is_called_noise():
-    tax = rpc._tax({"propose unary": latency(9.0), "floor unary": latency(10.0)}, "unary")
-    assert "within noise (-1 to -1)" in rpc._tax_line("unary", tax)
+    measured = rpc._tax({"propose unary": latency(9.0), "floor unary": latency(10.0)}, "unary")
+    assert "within noise (-1 to -1)" in rpc._tax_line("unary", measured)
 
 
 @pytest.mark.parametrize("levers", [[], ["--levers"]], ids=["rounds", "levers"])
@@ -181,7 +182,55 @@ def test_the_tax_is_measured_by_two_processes_that_share_a_gpu(capsys):
         assert verify["single_us_p99"] >= verify["single_us_p50"]
         assert one["gpu_us_p50"] > 0
         assert one["rounds_checked"] == 60
+        assert one["service_device"] == "cuda:0"
+    assert "drafter_device" not in figures["plan"]
+    assert figures["goals"] == {}
     assert report["command"].startswith("drafter-service bench tax --modes timesliced mps --verify-ms 0.1")
+
+
+def one_run(*verify_ms):
+    verifies = [
+        {
+            "wanted_ms": wanted,
+            "verify_ms": wanted + 0.1,
+            "single_us_p50": 1000.0,
+            "single_us_p99": 1100.0,
+            "early_added_us_p50": 5.0,
+            "late_added_us_p50": 9.0,
+            "early_us_p99": 1110.0,
+        }
+        for wanted in verify_ms
+    ]
+    others = dict.fromkeys(("host_result_us_p50", "echo_us_p50", "gpu_us_p50", "early_host_us_p50"), 1.0)
+    return {"verifies": verifies, "rounds_checked": 10, "rounds_wrong": 0} | others
+
+
+@pytest.mark.parametrize(("verify_ms", "num_long"), [((2.0,), 0), ((2.0, 6.0), 1), ((12.0, 6.0), 1)], ids=str)
+def test_goals_of_long_verifies_are_judged_by_long_verifies_alone(monkeypatch, verify_ms, num_long):
+    monkeypatch.setattr(tax, "_measured", lambda run, environment: one_run(*run.verify_ms))
+    figures = tax.measure_tax(tax.TaxPlan(("timesliced", "peer"), TaxRun(verify_ms)))
+    assert len([goal for goal in figures["goals"] if "time-sliced" in goal]) == num_long
+    assert len([goal for goal in figures["goals"] if "second GPU" in goal]) == 2 * num_long
+    assert {mode: run["service_device"] for mode, run in figures["runs"].items()} == {
+        "timesliced": "cuda:0",
+        "peer": "cuda:1",
+    }
+    assert figures["plan"]["drafter_device"] == 1
+    assert "service_device" not in figures["plan"]["run"]
+    assert figures["verify_ms"] == (6.1 if num_long else 2.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [(("tax", "--modes", "timesliced"), "a GPU"), (("tax", "--drafter-device", "1"), "2 GPUs"), (("step",), "a GPU")],
+    ids=["tax", "tax-peer", "step"],
+)
+def test_a_benchmark_of_gpus_without_one_says_so_in_one_line(capfd, monkeypatch, arguments, needed):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["bench", *arguments]) == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if line not in {"timesliced:", "peer:"}]
+    assert len(lines) == 1
+    assert f"needs {needed}, and 0 are visible" in lines[0]
 
 
 def test_a_step_is_measured_eager_and_captured(capsys):
@@ -221,7 +270,7 @@ def test_what_is_timed_is_what_a_round_of_the_service_counts(start):
 
 
 def test_early_rounds_that_drafted_from_older_hidden_states_are_counted(monkeypatch):
-    from drafter_service.bench.tax_measure import CHECKS_A_VERIFY, TaxRun, measure
+    from drafter_service.bench.tax_measure import CHECKS_A_VERIFY, measure
     from drafter_service.bench.tax_steps import Steps
     from drafter_service.bench.tax_target import Device
 

@@ -176,6 +176,13 @@ def test_one_gpu_brings_no_order_of_gpus():
                 assert "CUDA_DEVICE_ORDER" not in {item["name"] for item in container["env"]}
 
 
+def test_where_every_gpu_is_visible_an_ordinal_is_one_gpu_for_both():
+    values = {"gpu": {"mode": "visible", "runtimeClassName": "nvidia"}, "config": {"device": "cuda:1"}}
+    (pod,) = pods(objects(merged(shape_values("sidecar"), values))).values()
+    for container in containers(pod).values():
+        assert {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"} in container["env"]
+
+
 def test_an_order_of_gpus_that_is_given_comes_last_and_so_counts():
     mine = {"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"}
     found = objects(merged(values_of("sidecar, two GPUs"), {"env": [mine], "target": {"env": [mine]}}))
@@ -331,6 +338,11 @@ def test_notes_tell_the_next_step_and_warn_of_what_shares_fate(tmp_path):
         assert ("MPS shares fate" in text) == (name == "sidecar with MPS")
         assert ("hide none" in text) == ("two GPUs" in name or "four GPUs" in name), name
     assert "device plugin cannot give one GPU to two containers" in told["sidecar, device plugin"]
+    on_the_targets = notes(merged(values_of("sidecar, two GPUs"), {"config": {"device": "cuda:0"}}), tmp_path)
+    assert "say config.device=cuda:1" in on_the_targets
+    assert not any("stays idle" in text for text in told.values())
+    assert "It takes cuda:1, in the order of" in told["node, second GPU"]
+    assert "It takes the node's first GPU, in" in told["node"]
     assert "The claim has 5 GPUs" in told["sidecar, a target on four GPUs"]
     assert "The drafter takes cuda:4" in told["sidecar, a target on four GPUs"]
     assert "the same GPUs by resourceClaimName: mine." in told["paired, two GPUs in a claim at hand"]
@@ -433,6 +445,12 @@ def test_a_command_of_the_guides_works_as_it_stands(line, tmp_path):
     assert done.returncode == 0, done.stderr
     found = [item for item in yaml.safe_load_all(done.stdout) if item]
     assert schema_complaints(found, KUBERNETES[0], tmp_path / "all.yaml") == []
+
+
+def test_the_helm_at_hand_takes_the_chart_without_being_told_a_kubernetes():
+    arguments = next(shlex.split(line)[2:] for line in documented_commands())
+    done = run([tool("helm"), "template", *arguments], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_release_with_a_dot_gives_names_that_a_service_may_have():

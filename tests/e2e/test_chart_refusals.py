@@ -47,6 +47,16 @@ WRONG = {
     "a second of the plugin's": ("sidecar", merged(SECOND, DEVICE_PLUGIN), ["config.device is cuda:1", "as cuda:0"]),
     "a GPU hidden from the target": (TWO_GPUS, {"target": {"env": HIDDEN}}, ["target.env has CUDA_VISIBLE_DEVICES"]),
     "a GPU hidden from the drafter": (TWO_GPUS, {"env": HIDDEN}, [": env has CUDA_VISIBLE_DEVICES", "see all GPUs"]),
+    "one of all GPUs, hidden from the target": (
+        "node",
+        merged(SECOND, {"target": {"env": HIDDEN}}),
+        ["target.env has CUDA_VISIBLE_DEVICES", "config.device is cuda:1 of the node's GPUs"],
+    ),
+    "one of all GPUs, hidden from the drafter": (
+        "node",
+        merged(SECOND, {"env": HIDDEN}),
+        [": env has CUDA_VISIBLE_DEV"],
+    ),
     "no GPU in the claim": ("sidecar", {"gpu": {"dra": {"count": 0}}}, ["/gpu/dra/count", "minimum"]),
     "no number of GPUs": ("sidecar", {"gpu": {"dra": {"count": None}}}, ["/gpu/dra", "missing property 'count'"]),
     "two nodes": ("paired", {"gpu": {"mode": "none"}}, ["one node", "nodeSelector"]),

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,22 @@ TOOL = [sys.executable, "-m", "drafter_service.cli"]
 CARRY = ["bench", "carry", "--rows", "10", "20", "--rounds", "10000", "--calls", "100"]
 
 
+@contextmanager
+def listening_to_sigint():
+    """What is started here is interrupted by SIGINT, although a shell's background job inherits it as ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def measuring(tmp_path):
     """A benchmark at work, with a directory of its own for temporary files."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([*TOOL, *CARRY], env=environment(TMPDIR=str(tmp_path)), cwd=ROOT, **pipes)
+    with listening_to_sigint():
+        process = subprocess.Popen([*TOOL, *CARRY], env=environment(TMPDIR=str(tmp_path)), cwd=ROOT, **pipes)
     try:
         line = process.stderr.readline()
         while "round 1/" not in line:
@@ -112,6 +124,16 @@ def test_health_of_nobody_names_the_target_and_the_reason(capsys, tmp_path, pref
     assert said.out == "UNAVAILABLE\n"
     assert said.err.startswith(f"drafter-service: {target}: ")
     assert "No such file" in said.err
+
+
+def test_health_can_wait_until_somebody_serves_and_gives_up(capsys, monkeypatch, tmp_path):
+    answers = iter([("UNAVAILABLE", "nobody"), ("NOT_SERVING", ""), ("SERVING", "")])
+    monkeypatch.setattr("drafter_service.server.ask_health", lambda *_: next(answers))
+    assert main(["health", "--wait-s", "30"]) == 0
+    assert capsys.readouterr().out == "SERVING\n"
+    monkeypatch.setattr("drafter_service.server.ask_health", lambda *_: ("NOT_SERVING", ""))
+    assert main(["health", "--wait-s", "0.3"]) == 1
+    assert capsys.readouterr().out == "NOT_SERVING\n"
 
 
 def test_what_is_no_known_failure_is_not_hidden(monkeypatch):

@@ -100,6 +100,8 @@ def test_what_is_wrong_ends_the_process_at_once_with_one_line(tiny_checkpoint, s
     line = fails(flags(tiny_checkpoint, socket_path, listen=f"127.0.0.1:{port}", insecure="true"))
     assert f"--listen 127.0.0.1:{port} cannot be bound" in line
     assert "--kv-bytes 100 holds no page" in fails(flags(tiny_checkpoint, socket_path, kv_bytes=100))
+    without_gpus = flags(tiny_checkpoint, socket_path, device="cuda:0")
+    assert "--device cuda:0: 0 GPUs are visible" in fails(without_gpus, CUDA_VISIBLE_DEVICES="")
     assert list(directory.iterdir()) == []
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -27,7 +28,8 @@ from specdraft import (
     UnavailableError,
 )
 from specdraft.aio.drive import AsyncDrive
-from specdraft.errors import InternalError, make_error
+from specdraft.drive import DriveUnsupported
+from specdraft.errors import InternalError, ResourceExhaustedError, make_error
 from specdraft.exchanges import Exchange
 from specdraft.v1 import drafter_pb2
 
@@ -172,7 +174,8 @@ def test_a_broken_connection_is_mended(service):
     in_client(service, scenario, timeout_s=5.0)
 
 
-def test_after_the_grace_the_next_use_tries_anew(tmp_path):
+@pytest.mark.parametrize("later_s", [0.0, 0.3, 1.0])
+def test_after_the_grace_the_next_use_tries_anew(tmp_path, later_s):
     with FakeService(tmp_path, grace_ms=300) as service:
 
         async def scenario(client):
@@ -180,6 +183,7 @@ def test_after_the_grace_the_next_use_tries_anew(tmp_path):
             await asyncio.to_thread(lambda: service.server.stop(None).wait())
             with pytest.raises(UnavailableError):
                 await sequence.propose(0, [1], rows(1), 1)
+            await asyncio.sleep(later_s)
             service.side.close()
             service.side_path.unlink()
             service.start()
@@ -260,6 +264,53 @@ def test_a_call_that_is_cancelled_while_it_writes_leaves_the_stream_to_the_other
         await drive.close()
         with pytest.raises(UnavailableError):
             await calls[1]
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_too_large_a_message_is_told_and_not_sent_again(tmp_path):
+    with FakeService(tmp_path, message_bytes=4096) as service:
+
+        async def scenario(client):
+            sequence = await client.open_sequence()
+            with pytest.raises(ResourceExhaustedError):
+                await sequence.propose(0, [1], rows(1), 1, mask=[0] * 2000)
+            assert (await sequence.propose(0, [1], rows(1), 1)).state.last_op == 1
+            assert client.is_driving
+
+        in_client(service, scenario, memory="inline", timeout_s=5.0)
+
+
+class CutStream:
+    """A stream that ended while somebody wrote: gRPC has lost its status."""
+
+    async def write(self, frame):
+        raise asyncio.InvalidStateError
+
+    async def code(self):
+        return grpc.StatusCode.INTERNAL
+
+    async def details(self):
+        return "Internal error from Core"
+
+    async def trailing_metadata(self):
+        return ()
+
+    def cancel(self):
+        pass
+
+    async def __aiter__(self):
+        return
+        yield
+
+
+@pytest.mark.parametrize(("is_connected", "error"), [(True, DriveUnsupported), (False, UnavailableError)])
+def test_a_status_that_was_lost_with_the_connection_is_no_fence(tmp_path, is_connected, error):
+    async def main():
+        drive = AsyncDrive(CutStream, 1.0, f"unix:{tmp_path}/nobody", lambda: is_connected)
+        with pytest.raises(error):
+            await drive.call(Exchange("GetSequence", drafter_pb2.GetSequenceRequest(), 5.0))
+        await drive.close()
 
     asyncio.run(asyncio.wait_for(main(), 10))
 

@@ -12,7 +12,7 @@ import pytest
 from fake_service import FakeService, wait_until
 from specdraft import AbortedError, Client, DeadlineError, NotFoundError, Reason, UnavailableError
 from specdraft.drive import Drive, _Waiter
-from specdraft.errors import InternalError, UnimplementedError, make_error
+from specdraft.errors import InternalError, ResourceExhaustedError, UnimplementedError, make_error
 from specdraft.exchanges import Exchange, drive_frame
 from specdraft.listening import is_refused
 from specdraft.unanswered import After, Reattachment, Unanswered
@@ -99,7 +99,8 @@ def test_an_idle_stream_attaches_again_by_itself(service, client):
     wait_until(lambda: service.streams)
 
 
-def test_after_the_grace_waiting_requests_fail_and_the_next_one_tries_anew(tmp_path):
+@pytest.mark.parametrize("later_s", [0.0, 0.3, 1.0])
+def test_after_the_grace_waiting_requests_fail_and_the_next_one_tries_anew(tmp_path, later_s):
     with FakeService(tmp_path, grace_ms=300) as service, Client(service.target, timeout_s=5.0) as client:
         sequence = client.open_sequence()
         service.server.stop(None).wait()
@@ -107,6 +108,7 @@ def test_after_the_grace_waiting_requests_fail_and_the_next_one_tries_anew(tmp_p
         with pytest.raises(UnavailableError):
             sequence.propose(0, [1], ROW, 1)
         assert time.monotonic() - started < 4
+        time.sleep(later_s)
         service.side.close()
         service.side_path.unlink()
         service.start()
@@ -135,6 +137,17 @@ def test_a_stream_whose_status_was_lost_is_not_attached_again(service, client):
     assert not client.is_driving
     assert not service.streams
     assert sequence.propose(1, [1], ROW, 1).state.last_op == 2
+
+
+def test_too_large_a_message_is_told_and_not_sent_again(tmp_path):
+    service = FakeService(tmp_path, message_bytes=4096)
+    with service, Client(service.target, memory="inline", timeout_s=5.0) as client:
+        sequence = client.open_sequence()
+        with pytest.raises(ResourceExhaustedError) as caught:
+            sequence.propose(0, [1], ROW, 1, mask=[0] * 2000)
+        assert caught.value.reason is None
+        assert sequence.propose(0, [1], ROW, 1).state.last_op == 1
+        assert client.is_driving
 
 
 def test_only_a_refused_connection_means_that_nobody_listens(tmp_path):
@@ -233,8 +246,11 @@ def test_unanswered_requests_are_sent_again_in_their_order():
     assert unanswered.take(ids[1]) is None
     assert unanswered.frames() == [(1, b"\1"), (3, b"\3"), (4, b"\4")]
     assert unanswered.frames(3) == [(4, b"\4")]
+    unanswered.add(5, b"longer", "the largest")
+    assert unanswered.take_largest() == "the largest"
     assert unanswered.take_all() == ["waiter 1", "waiter 3", "waiter 4"]
     assert len(unanswered) == 0
+    assert unanswered.take_largest() is None
 
 
 @pytest.mark.parametrize(
@@ -242,6 +258,7 @@ def test_unanswered_requests_are_sent_again_in_their_order():
     [
         (None, After.ATTACH_AGAIN),
         (UnavailableError(None, "broken"), After.ATTACH_AGAIN),
+        (ResourceExhaustedError(None, "too large"), After.ATTACH_AGAIN),
         (InternalError(None, "reset"), After.USE_UNARY),
         (make_error(Reason.DRAINING, ""), After.ATTACH_AGAIN),
         (make_error(Reason.DEVICE_LOST, ""), After.GIVE_UP),
@@ -275,6 +292,16 @@ def test_the_grace_begins_when_the_stream_breaks_and_ends_with_a_good_one():
     delays = [reattachment.next_delay_s() for _ in range(8)]
     assert delays == sorted(delays)
     assert delays[-1] <= 0.5
+
+
+@pytest.mark.parametrize(("waiting_count", "after"), [(1, After.ATTACH_AGAIN), (2, After.GIVE_UP)])
+def test_who_comes_alone_gets_the_whole_grace_whatever_went_before(waiting_count, after):
+    broken, reattachment = UnavailableError(None, "broken"), Reattachment(grace_s=5.0)
+    reattachment.attached(0.0)
+    assert reattachment.ended(broken, 0.5) is After.ATTACH_AGAIN
+    reattachment.attached(5.4)
+    reattachment.wanted(waiting_count)
+    assert reattachment.ended(broken, 5.6) is after
 
 
 class _Ended(grpc.RpcError):

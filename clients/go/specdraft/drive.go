@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	pb "example.com/specdraft/clients/go/specdraft/v1"
 )
 
@@ -56,7 +58,7 @@ func startDrive(
 		wanted:    make(chan struct{}, 1),
 		unsent:    make(chan struct{}, 1),
 		waiting:   map[uint64]*waiter{},
-		again:     newReattachment(grace),
+		again:     newReattachment(max(grace, reconnectedWithin)),
 	}
 	go d.run(ctx)
 	return d
@@ -74,6 +76,7 @@ func (d *drive) call(ctx context.Context, frame *pb.DriveRequest, name string) (
 	frame.CorrelationId = d.lastID
 	d.waiting[d.lastID] = one
 	d.queue = append(d.queue, one)
+	d.again.wanted(len(d.waiting))
 	d.mu.Unlock()
 	wake(d.unsent)
 	wake(d.wanted)
@@ -142,6 +145,8 @@ func (d *drive) run(ctx context.Context) {
 			delay = -1 // until somebody wants it again
 		case isOfTheConnection(err):
 			d.tellIfNobodyListens(ctx)
+		case isOfTheSize(err):
+			d.tellTheLargest(err)
 		}
 		d.pause(ctx, delay)
 	}
@@ -180,6 +185,24 @@ func (d *drive) finish(err error, isFinal bool) {
 	d.mu.Unlock()
 	for _, one := range waiting {
 		one.done <- driveResult{err: err}
+	}
+}
+
+// tellTheLargest tells who sent the largest request, which is not sent again.
+func (d *drive) tellTheLargest(err *Error) {
+	d.mu.Lock()
+	var largest *waiter
+	for _, one := range d.waiting {
+		if largest == nil || proto.Size(one.frame) > proto.Size(largest.frame) {
+			largest = one
+		}
+	}
+	if largest != nil {
+		delete(d.waiting, largest.frame.GetCorrelationId())
+	}
+	d.mu.Unlock()
+	if largest != nil {
+		largest.done <- driveResult{err: err}
 	}
 }
 

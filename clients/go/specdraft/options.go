@@ -22,6 +22,9 @@ const (
 	// A service that restarts on the same host is back within moments: gRPC's own first back-off is one second.
 	firstReconnectDelay = 100 * time.Millisecond
 	mostReconnectDelay  = 2 * time.Second
+	reconnectJitter     = 0.2
+	// gRPC looks again after so long at the latest, and tells the last failure until then.
+	reconnectedWithin = mostReconnectDelay * 6 / 5
 
 	defaultCarriesMax     = 256
 	defaultCarryTokensMax = 1 << 22
@@ -76,7 +79,7 @@ func (s dialSettings) grpcOptions() []grpc.DialOption {
 		grpc.WithTransportCredentials(s.credentials),
 		grpc.WithKeepaliveParams(s.keepalive),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: firstReconnectDelay, Multiplier: 1.6, Jitter: 0.2, MaxDelay: mostReconnectDelay},
+			Backoff: backoff.Config{BaseDelay: firstReconnectDelay, Multiplier: 1.6, Jitter: reconnectJitter, MaxDelay: mostReconnectDelay},
 			// How long an attempt may take; it has nothing to do with the pause before the next.
 			MinConnectTimeout: keepaliveTimeout,
 		}),

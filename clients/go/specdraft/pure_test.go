@@ -100,6 +100,7 @@ func TestWhatFollowsTheEndOfAStream(t *testing.T) {
 		{&Error{Code: codes.Unavailable}, attachAgain},
 		{&Error{Code: codes.Unavailable, Reason: ReasonDraining}, attachAgain},
 		{&Error{Code: codes.Unavailable, Reason: ReasonDeviceLost}, giveUp},
+		{&Error{Code: codes.ResourceExhausted}, attachAgain},
 		{&Error{Code: codes.Internal}, useUnary},
 		{&Error{Code: codes.Internal, Reason: ReasonInternal}, stop},
 		{&Error{Code: codes.Unimplemented}, useUnary},
@@ -139,6 +140,14 @@ func TestGraceBeginsWhenTheStreamBreaksAndEndsWithAGoodOne(t *testing.T) {
 	expect(110.2, giveUp)
 	again.attached(at(120))
 	expect(120.1, attachAgain)
+	again.attached(at(125))
+	again.wanted(2)
+	expect(125.2, giveUp)
+	again.attached(at(130))
+	expect(130.1, attachAgain)
+	again.attached(at(135))
+	again.wanted(1)
+	expect(135.2, attachAgain)
 	var delays []time.Duration
 	for range 8 {
 		delays = append(delays, again.nextDelay())
@@ -290,5 +299,29 @@ func TestTheBookForgetsTheLongestUnused(t *testing.T) {
 	}
 	if forgotten := book.add(knownCarry{carry: Carry{ID: []byte("f")}}); len(forgotten) != 1 {
 		t.Errorf("without keys: %v", forgotten)
+	}
+}
+
+func TestTooLargeAMessageIsToldAndNotSentAgain(t *testing.T) {
+	refused := &Error{Code: codes.ResourceExhausted, Message: "SERVER: Received message larger than max (9 vs. 4)"}
+	for err, want := range map[*Error]bool{
+		nil:     false,
+		refused: true,
+		{Code: codes.ResourceExhausted, Message: "Concurrent RPC limit exceeded!"}:              false,
+		{Code: codes.ResourceExhausted, Message: refused.Message, Reason: ReasonPagesExhausted}: false,
+	} {
+		if got := isOfTheSize(err); got != want {
+			t.Errorf("%v: %v", err, got)
+		}
+	}
+	small := &waiter{&pb.DriveRequest{CorrelationId: 1}, make(chan driveResult, 1)}
+	large := &waiter{&pb.DriveRequest{CorrelationId: 2, TimeoutMs: 1000}, make(chan driveResult, 1)}
+	d := &drive{waiting: map[uint64]*waiter{1: small, 2: large}}
+	d.tellTheLargest(refused)
+	if told := <-large.done; !errors.Is(told.err, refused) {
+		t.Error(told.err)
+	}
+	if again := d.unanswered(); len(again) != 1 || again[0] != small {
+		t.Error(again)
 	}
 }

@@ -1,6 +1,7 @@
 package specdraft
 
 import (
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -43,6 +44,14 @@ func newReattachment(grace time.Duration) *reattachment {
 // attached notes that a stream was opened; whether it holds is not known yet.
 func (r *reattachment) attached(now time.Time) { r.attachedAt = now }
 
+// wanted notes that somebody asks, and that they are waitingCount now: a lone one gets the whole grace, whatever went
+// before.
+func (r *reattachment) wanted(waitingCount int) {
+	if waitingCount == 1 && !r.brokenSince.IsZero() {
+		r.answered()
+	}
+}
+
 // answered notes that an answer came: the stream is good.
 func (r *reattachment) answered() {
 	r.brokenSince = time.Time{}
@@ -79,6 +88,12 @@ func (r *reattachment) nextDelay() time.Duration {
 	delay := r.delay
 	r.delay = min(2*delay, mostReattachDelay)
 	return delay
+}
+
+// isOfTheSize says whether a request was larger than the service takes: it would end the next stream too, and is not done.
+// Other limits of gRPC's own have the same code.
+func isOfTheSize(err *Error) bool {
+	return err != nil && err.Code == codes.ResourceExhausted && err.Reason == 0 && strings.Contains(err.Message, "message larger than max")
 }
 
 // isOfTheConnection says whether it may be that nobody listens any more: waiting callers need not wait for the next

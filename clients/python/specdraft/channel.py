@@ -12,6 +12,7 @@ from specdraft.words import TOKEN_METADATA_KEY
 
 __all__ = [
     "MESSAGE_SIZE_MAX_BYTES",
+    "RECONNECTED_WITHIN_S",
     "SERVICE",
     "Metadata",
     "method",
@@ -33,6 +34,9 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 # A service that restarts on the same host is back within moments: gRPC's own first back-off is one second.
 _RECONNECT_FIRST_MS: Final = 100
 _RECONNECT_MOST_MS: Final = 2_000
+
+RECONNECTED_WITHIN_S: Final = 1.2 * _RECONNECT_MOST_MS / 1000
+"""gRPC looks again after so long at the latest (its pauses vary by a fifth), and tells the last failure until then."""
 
 Metadata: TypeAlias = tuple[tuple[str, bytes], ...]
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import grpc
 
+from specdraft.channel import RECONNECTED_WITHIN_S
 from specdraft.errors import DeadlineError, SpecdraftError, UnavailableError
 from specdraft.exchanges import DRIVE_FIELDS, Exchange, drive_frame
 from specdraft.listening import is_refused
@@ -82,7 +83,7 @@ class Drive:
         self._target = target
         self._lock = threading.Lock()
         self._unanswered: Unanswered[_Waiter | _Callback] = Unanswered()
-        self._reattachment = Reattachment(grace_s)
+        self._reattachment = Reattachment(max(grace_s, RECONNECTED_WITHIN_S))
         self._outgoing: queue.SimpleQueue[bytes | None] | None = None
         self._stream: Any = None
         self._break_listeners: list[Callable[[], None]] = []
@@ -108,6 +109,7 @@ class Drive:
             correlation_id = self._unanswered.next_id()
             frame = drive_frame(exchange, correlation_id)
             self._unanswered.add(correlation_id, frame, waiter)
+            self._reattachment.wanted(len(self._unanswered))
             if self._outgoing is not None:
                 self._outgoing.put(frame)
             elif self._reader is None:
@@ -209,6 +211,8 @@ class Drive:
                 return
             if after is After.ATTACH_AGAIN and self._reattachment.is_of_the_connection(error):
                 self._tell_if_nobody_listens()
+            if after is After.ATTACH_AGAIN and self._reattachment.is_of_the_size(error):
+                self._tell_the_largest(error)
             if after is not After.ATTACH_AGAIN or not self._pause():
                 self._finish(after, error)
                 return
@@ -218,6 +222,12 @@ class Drive:
         self._wanted.wait(self._reattachment.next_delay_s())
         self._wanted.clear()
         return not self._closed.is_set()
+
+    def _tell_the_largest(self, error: SpecdraftError | None) -> None:
+        with self._lock:
+            waiter = self._unanswered.take_largest()
+        if waiter is not None:
+            waiter.finish(None, error)
 
     def _tell_if_nobody_listens(self) -> None:
         with self._lock:

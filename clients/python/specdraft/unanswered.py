@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Generic, TypeVar
 
-from specdraft.errors import InternalError, Reason, SpecdraftError, UnavailableError, UnimplementedError
+from specdraft.errors import (
+    InternalError,
+    Reason,
+    ResourceExhaustedError,
+    SpecdraftError,
+    UnavailableError,
+    UnimplementedError,
+)
 
 __all__ = ["After", "Reattachment", "Unanswered"]
 
@@ -15,6 +22,7 @@ W = TypeVar("W")
 _FIRST_DELAY_S: Final = 0.02
 _MOST_DELAY_S: Final = 0.5
 _GOOD_AFTER_S: Final = 1.0
+_TOO_LARGE: Final = "message larger than max"  # gRPC's words: other limits of its own have the same code
 
 
 class Unanswered(Generic[W]):
@@ -45,6 +53,11 @@ class Unanswered(Generic[W]):
         """Every waiter, because no answer will come."""
         waiting, self._waiting = self._waiting, {}
         return [waiter for _, waiter in waiting.values()]
+
+    def take_largest(self) -> W | None:
+        """The waiter of the largest request, because that one is not to be sent again."""
+        largest = max(self._waiting, key=lambda one: len(self._waiting[one][0]), default=0)
+        return self.take(largest)
 
     def frames(self, after_id: int = 0) -> list[tuple[int, bytes]]:
         """What to send again on a new stream, by correlation id: the same bytes, and so the same ops, in order."""
@@ -82,6 +95,11 @@ class Reattachment:
         """A stream was opened (whether it holds is not known yet)."""
         self._attached_at_s = now_s
 
+    def wanted(self, waiting_count: int) -> None:
+        """Somebody asks, and they are `waiting_count` now: a lone one gets the whole grace, whatever went before."""
+        if waiting_count == 1 and self._broken_since_s is not None:
+            self.answered()
+
     def answered(self) -> None:
         """An answer came: the stream is good."""
         self._broken_since_s = None
@@ -105,6 +123,12 @@ class Reattachment:
             return After.ATTACH_AGAIN
         self.answered()  # the next use starts afresh
         return After.GIVE_UP
+
+    @staticmethod
+    def is_of_the_size(error: SpecdraftError | None) -> bool:
+        """Whether a request was larger than the service takes: it would end the next stream too, and is not done."""
+        is_of_grpc = isinstance(error, ResourceExhaustedError) and error.reason is None
+        return is_of_grpc and _TOO_LARGE in str(error)
 
     @staticmethod
     def is_of_the_connection(error: SpecdraftError | None) -> bool:

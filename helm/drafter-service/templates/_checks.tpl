@@ -90,20 +90,30 @@
 {{- if not (regexMatch "^cuda:[0-9]+$" $device) -}}
 {{- fail (printf "config.device is %s, and gpu.dra.count is %d: say which GPU is the drafter's, usually cuda:%d, since targets take the first" $device $count (sub $count 1)) -}}
 {{- end -}}
-{{- range $name, $env := dict "env" .env "target.env" .target.env -}}
-{{- range $env -}}
-{{- if eq .name "CUDA_VISIBLE_DEVICES" -}}
-{{- fail (printf "%s has CUDA_VISIBLE_DEVICES, and gpu.dra.count is %d: drafter and target have to see all GPUs, by the same ordinals. Take it out" $name $count) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
+{{- include "drafter-service.checkSeen" (list . (printf "gpu.dra.count is %d" $count)) -}}
 {{- end -}}
 {{- $ordinal := int64 (default "0" (regexFind "[0-9]+$" $device)) -}}
+{{- if and (eq .gpu.mode "visible") (gt $ordinal 0) -}}
+{{- include "drafter-service.checkSeen" (list . (printf "config.device is %s of the node's GPUs" $device)) -}}
+{{- end -}}
 {{- if and (eq .gpu.mode "dra") (ge $ordinal $count) -}}
 {{- fail (printf "config.device is %s, and the claim's last GPU is cuda:%d: gpu.dra.count is %d" $device (sub $count 1) $count) -}}
 {{- end -}}
 {{- if and (eq .gpu.mode "devicePlugin") (gt $ordinal 0) -}}
 {{- fail (printf "config.device is %s, and gpu.mode devicePlugin gives the drafter one GPU, which it sees as cuda:0" $device) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Nothing that hides one of several GPUs: [values, why there are several]. */}}
+{{- define "drafter-service.checkSeen" -}}
+{{- $values := index . 0 -}}
+{{- $why := index . 1 -}}
+{{- range $name, $env := dict "env" $values.env "target.env" $values.target.env -}}
+{{- range $env -}}
+{{- if eq .name "CUDA_VISIBLE_DEVICES" -}}
+{{- fail (printf "%s has CUDA_VISIBLE_DEVICES, and %s: drafter and target have to see all GPUs, by the same ordinals. Take it out" $name $why) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -88,9 +88,9 @@ volumeMounts:
 {{- end }}
 {{- end -}}
 
-{{/* One order of the GPUs for drafter and target, so that cuda:1 is the same for both; empty where there is one GPU. */}}
+{{/* One order of the GPUs for drafter and target, so that cuda:1 is the same for both; empty where they see one GPU. */}}
 {{- define "drafter-service.deviceOrder" -}}
-{{- if gt (int64 .Values.gpu.dra.count) 1 -}}
+{{- if or (gt (int64 .Values.gpu.dra.count) 1) (eq .Values.gpu.mode "visible") -}}
 - {name: CUDA_DEVICE_ORDER, value: PCI_BUS_ID}
 {{- end -}}
 {{- end -}}

@@ -35,8 +35,10 @@ type DrafterAdminClient interface {
 	SetRunner(ctx context.Context, in *SetRunnerRequest, opts ...grpc.CallOption) (*SetRunnerResponse, error)
 	// Lists the open sessions. No tokens, no handles, no carry keys.
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
-	// Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
-	// and then ends them.
+	// Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM refuses new
+	// sessions too, and does not wait for the open ones: what was accepted is answered, then all of them end with the
+	// process, often within milliseconds. To let clients finish first, drain, wait for ListSessions to be empty, then
+	// signal.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 }
 
@@ -89,8 +91,10 @@ type DrafterAdminServer interface {
 	SetRunner(context.Context, *SetRunnerRequest) (*SetRunnerResponse, error)
 	// Lists the open sessions. No tokens, no handles, no carry keys.
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
-	// Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
-	// and then ends them.
+	// Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM refuses new
+	// sessions too, and does not wait for the open ones: what was accepted is answered, then all of them end with the
+	// process, often within milliseconds. To let clients finish first, drain, wait for ListSessions to be empty, then
+	// signal.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	mustEmbedUnimplementedDrafterAdminServer()
 }

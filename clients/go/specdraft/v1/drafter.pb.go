@@ -155,7 +155,7 @@ type EntryStatus struct {
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	// The figures behind it, by the names that `ErrorReason` documents.
 	Details map[string]string `protobuf:"bytes,4,rep,name=details,proto3" json:"details,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// RESOURCE_EXHAUSTED and UNAVAILABLE: try again after this many milliseconds.
+	// RESOURCE_EXHAUSTED and UNAVAILABLE: try again after this many milliseconds. 0 = not said.
 	RetryDelayMs  uint32 `protobuf:"varint,5,opt,name=retry_delay_ms,json=retryDelayMs,proto3" json:"retry_delay_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -665,7 +665,8 @@ type TruncateRequest struct {
 	Op uint64 `protobuf:"varint,2,opt,name=op,proto3" json:"op,omitempty"`
 	// Rows with keys >= first_key are dropped. 0 = all.
 	FirstKey int64 `protobuf:"varint,3,opt,name=first_key,json=firstKey,proto3" json:"first_key,omitempty"`
-	// How many drafts of the last round the target accepted, when no further write will tell.
+	// How many drafts of the last round the target accepted, when no further write will tell; more than it had count as all
+	// of them.
 	AcceptedDrafts *uint32 `protobuf:"varint,4,opt,name=accepted_drafts,json=acceptedDrafts,proto3,oneof" json:"accepted_drafts,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -782,7 +783,7 @@ type CloseSequenceRequest struct {
 	SequenceId []byte `protobuf:"bytes,1,opt,name=sequence_id,json=sequenceId,proto3" json:"sequence_id,omitempty"`
 	// Operation number: last_op + 1.
 	Op uint64 `protobuf:"varint,2,opt,name=op,proto3" json:"op,omitempty"`
-	// How many drafts of the last round the target accepted.
+	// How many drafts of the last round the target accepted; more than it had count as all of them.
 	AcceptedDrafts *uint32 `protobuf:"varint,3,opt,name=accepted_drafts,json=acceptedDrafts,proto3,oneof" json:"accepted_drafts,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -977,7 +978,8 @@ func (x *Pairs) GetVerifiedTokens() []uint32 {
 	return nil
 }
 
-// Writes pairs into several sequences.
+// Writes pairs into several sequences. Inline rows have to fit into one message (`Limits.message_size_max_bytes`), which
+// may be fewer than prefill_rows_max.
 type CatchupRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 .. propose_batch_max entries, each another sequence.
@@ -1030,9 +1032,10 @@ type CatchupEntry struct {
 	SequenceId []byte `protobuf:"bytes,1,opt,name=sequence_id,json=sequenceId,proto3" json:"sequence_id,omitempty"`
 	// Operation number: last_op + 1 (or the last one again with the same entry, every field of it: answered from memory).
 	Op uint64 `protobuf:"varint,2,opt,name=op,proto3" json:"op,omitempty"`
-	// 1 .. prefill_rows_max pairs.
+	// 1 .. prefill_rows_max pairs; with inline rows at most as many as the message holds.
 	Pairs *Pairs `protobuf:"bytes,3,opt,name=pairs,proto3" json:"pairs,omitempty"`
-	// How many drafts of the last round the target accepted. Not set = the service counts the common prefix.
+	// How many drafts of the last round the target accepted; more than it had count as all of them. Not set = the service
+	// counts the common prefix.
 	AcceptedDrafts *uint32 `protobuf:"varint,4,opt,name=accepted_drafts,json=acceptedDrafts,proto3,oneof" json:"accepted_drafts,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1197,7 +1200,8 @@ func (x *CatchupResult) GetState() *SequenceState {
 	return nil
 }
 
-// Writes pairs into several sequences and drafts for each.
+// Writes pairs into several sequences and drafts for each. Inline rows of all entries have to fit into one message
+// (`Limits.message_size_max_bytes`).
 type ProposeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 .. propose_batch_max entries, each another sequence. They share one forward.
@@ -1330,7 +1334,8 @@ type ProposeEntry struct {
 	Pairs *Pairs `protobuf:"bytes,3,opt,name=pairs,proto3" json:"pairs,omitempty"`
 	// K: drafts wanted, 0 .. the session's max_drafts. 0 only writes the pairs.
 	DraftCount uint32 `protobuf:"varint,4,opt,name=draft_count,json=draftCount,proto3" json:"draft_count,omitempty"`
-	// How many drafts of the last round the target accepted. Not set = the service counts the common prefix.
+	// How many drafts of the last round the target accepted; more than it had count as all of them. Not set = the service
+	// counts the common prefix.
 	AcceptedDrafts *uint32 `protobuf:"varint,5,opt,name=accepted_drafts,json=acceptedDrafts,proto3,oneof" json:"accepted_drafts,omitempty"`
 	// Stop after the first draft whose log-probability is below this; that draft is still returned.
 	MinLogprob *float32 `protobuf:"fixed32,6,opt,name=min_logprob,json=minLogprob,proto3,oneof" json:"min_logprob,omitempty"`

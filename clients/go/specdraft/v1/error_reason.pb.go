@@ -26,7 +26,8 @@ const (
 // A reason belongs to exactly one status code, named by the heading above it. On the wire it travels twice: as
 // `google.rpc.ErrorInfo.reason` of a failed RPC (domain `specdraft`, the name without the prefix `ERROR_REASON_`, for
 // example `MISSING_ROWS`), and as `EntryStatus.reason` of one entry of a call that succeeded as a whole.
-// Statuses that gRPC makes by itself (message too large, deadline, cancellation, broken connection) carry no reason.
+// Statuses that gRPC makes by itself (message too large, too many calls at once, deadline, cancellation, broken connection)
+// carry no reason. RESOURCE_EXHAUSTED without one: proto/README.md, "Too large a message".
 type ErrorReason int32
 
 const (
@@ -61,13 +62,14 @@ const (
 	// A grammar mask has another size than [W] or [K, W] words, W = ceil(vocab_size / 32). Details: `words`, `expected`.
 	ErrorReason_ERROR_REASON_MASK_SIZE_MISMATCH ErrorReason = 13
 	// The last accepted `op` was given again with a different request: any field of the message, or of the entry of a
-	// `Propose` or `Catchup`, differs. What shared memory holds is not compared.
+	// `Propose` or `Catchup`, differs. What shared memory holds is not compared. Details: `op`.
 	ErrorReason_ERROR_REASON_OP_REUSED ErrorReason = 14
 	// Rows between those stored and `first_key` are missing. Details: `gap_begin`, `gap_end` (half-open), `last_pair_key`.
 	ErrorReason_ERROR_REASON_MISSING_ROWS ErrorReason = 20
 	// A rewind of a head with several layers must start `lookback` keys earlier. Details: `first_key`, `needed`.
 	ErrorReason_ERROR_REASON_NEEDS_LOOKBACK ErrorReason = 21
-	// `OpenSession` disagrees with the loaded head or the service. Details: `field`, `ours`, `theirs`.
+	// `OpenSession` disagrees with the loaded head or the service. Details: `field`, `ours` (what the service has),
+	// `theirs` (what the client said).
 	ErrorReason_ERROR_REASON_HANDSHAKE_MISMATCH ErrorReason = 22
 	// The memory kind asked for, or named by a `TensorRef`, is not in use in this session. Details: `kind`.
 	ErrorReason_ERROR_REASON_TRANSPORT_UNAVAILABLE ErrorReason = 23
@@ -81,7 +83,8 @@ const (
 	ErrorReason_ERROR_REASON_MEMORY_NOT_SHAREABLE ErrorReason = 27
 	// `InstallKV` into a sequence that already holds rows. Details: `last_pair_key`.
 	ErrorReason_ERROR_REASON_SEQUENCE_NOT_EMPTY ErrorReason = 28
-	// A carry was made by another head or another KV layout. Details: `field`, `ours`, `theirs`.
+	// A carry was made by another head or another KV layout. Details: `field`, `ours` (what the service has), `theirs`
+	// (what the client expects).
 	ErrorReason_ERROR_REASON_KV_MISMATCH ErrorReason = 29
 	// The head needs `rope_positions` or `embeddings` per pair, and they were not given.
 	ErrorReason_ERROR_REASON_MULTIMODAL_UNSUPPORTED ErrorReason = 30
@@ -89,7 +92,9 @@ const (
 	ErrorReason_ERROR_REASON_ROWS_POLICY_UNSUPPORTED ErrorReason = 31
 	// The first `KeepAlive` did not return the nonce that the service wrote into the arena: the mapping is not ours.
 	ErrorReason_ERROR_REASON_MAPPING_NOT_PROVEN ErrorReason = 32
-	// `op` is neither the last accepted number nor the next one. Details: `op`, `last_op`, `row_count`, `last_pair_key`.
+	// `op` is neither the last accepted number nor the next one. Details: `op`, `last_op`, `row_count`, `last_pair_key`,
+	// `ranges` (keys with a row as "begin-end", the end not included, ascending, with commas: "0-12,20-24" are the keys 0 to
+	// 11 and 20 to 23; empty = none).
 	ErrorReason_ERROR_REASON_OP_OUT_OF_ORDER ErrorReason = 40
 	// A later `Drive` stream of this session has taken over.
 	ErrorReason_ERROR_REASON_SESSION_FENCED ErrorReason = 41
@@ -123,7 +128,7 @@ const (
 	ErrorReason_ERROR_REASON_IN_FLIGHT_EXHAUSTED ErrorReason = 75
 	// Weights are still being loaded, or the self-test has not passed yet.
 	ErrorReason_ERROR_REASON_STARTING ErrorReason = 80
-	// The service is shutting down and takes no new sessions.
+	// The service is shutting down and takes no new sessions. After SIGTERM the open ones end too.
 	ErrorReason_ERROR_REASON_DRAINING ErrorReason = 81
 	// The device reported an error it does not recover from; the process is about to exit.
 	ErrorReason_ERROR_REASON_DEVICE_LOST ErrorReason = 82

@@ -488,13 +488,14 @@ func (x *HeadInfo) GetKvBytesPerRow() uint64 {
 // What a call and a session may ask for.
 type Limits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// K_max: most drafts that a session may agree on (`OpenSessionResponse.max_drafts`).
+	// K_max: most drafts that a session may ask for (`OpenSessionRequest.max_drafts`).
 	MaxDrafts uint32 `protobuf:"varint,1,opt,name=max_drafts,json=maxDrafts,proto3" json:"max_drafts,omitempty"`
 	// Most entries of one `Propose` or `Catchup` call.
 	ProposeBatchMax uint32 `protobuf:"varint,2,opt,name=propose_batch_max,json=proposeBatchMax,proto3" json:"propose_batch_max,omitempty"`
-	// Most pairs of one `Catchup` entry.
+	// Most pairs of one `Catchup` entry. Inline rows are bounded by message_size_max_bytes too, which may be less.
 	PrefillRowsMax uint32 `protobuf:"varint,3,opt,name=prefill_rows_max,json=prefillRowsMax,proto3" json:"prefill_rows_max,omitempty"`
-	// Largest message in either direction, in bytes.
+	// Largest message in either direction, in bytes, inline rows and all. A larger one is refused by gRPC itself:
+	// RESOURCE_EXHAUSTED without a reason, which sending it again does not change.
 	MessageSizeMaxBytes uint64 `protobuf:"varint,4,opt,name=message_size_max_bytes,json=messageSizeMaxBytes,proto3" json:"message_size_max_bytes,omitempty"`
 	// Most sessions of the service.
 	SessionsMax uint32 `protobuf:"varint,5,opt,name=sessions_max,json=sessionsMax,proto3" json:"sessions_max,omitempty"`
@@ -502,7 +503,7 @@ type Limits struct {
 	SequencesPerSessionMax uint32 `protobuf:"varint,6,opt,name=sequences_per_session_max,json=sequencesPerSessionMax,proto3" json:"sequences_per_session_max,omitempty"`
 	// Most operations of one sequence in flight at once.
 	InFlightPerSequenceMax uint32 `protobuf:"varint,7,opt,name=in_flight_per_sequence_max,json=inFlightPerSequenceMax,proto3" json:"in_flight_per_sequence_max,omitempty"`
-	// Pages of the KV pool, and rows in a page.
+	// Pages of the KV pool.
 	KvPageCount uint64 `protobuf:"varint,8,opt,name=kv_page_count,json=kvPageCount,proto3" json:"kv_page_count,omitempty"`
 	// Rows in a page.
 	KvPageRowCount uint32 `protobuf:"varint,9,opt,name=kv_page_row_count,json=kvPageRowCount,proto3" json:"kv_page_row_count,omitempty"`
@@ -629,7 +630,7 @@ type OpenSessionRequest struct {
 	ProtocolVersion uint32 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
 	// What hidden state the client will send.
 	HiddenSource HiddenSource `protobuf:"varint,2,opt,name=hidden_source,json=hiddenSource,proto3,enum=specdraft.v1.HiddenSource" json:"hidden_source,omitempty"`
-	// Its element type. float32 and bfloat16 are taken by every head, whatever its own type.
+	// Its element type: float32, bfloat16 or float16, each taken by every head, whatever its own type.
 	HiddenDtype DType `protobuf:"varint,3,opt,name=hidden_dtype,json=hiddenDtype,proto3,enum=specdraft.v1.DType" json:"hidden_dtype,omitempty"`
 	// Elements in one hidden row.
 	HiddenWidth uint32 `protobuf:"varint,4,opt,name=hidden_width,json=hiddenWidth,proto3" json:"hidden_width,omitempty"`
@@ -641,7 +642,8 @@ type OpenSessionRequest struct {
 	MemoryKind MemoryKind `protobuf:"varint,7,opt,name=memory_kind,json=memoryKind,proto3,enum=specdraft.v1.MemoryKind" json:"memory_kind,omitempty"`
 	// Arena slots wanted (one per sequence that drafts at the same time). 0 = 1. Not used with INLINE.
 	SlotCount uint32 `protobuf:"varint,8,opt,name=slot_count,json=slotCount,proto3" json:"slot_count,omitempty"`
-	// Most drafts that the client will ask for; lays out the slots. 0 = the service's max_drafts.
+	// Most drafts that the client will ask for; lays out the slots. 0 = the service's max_drafts; more than that is refused
+	// (`INVALID_FIELD`).
 	MaxDrafts uint32 `protobuf:"varint,9,opt,name=max_drafts,json=maxDrafts,proto3" json:"max_drafts,omitempty"`
 	// Rows of the staging area. 0 = the service's prefill_rows_max.
 	PrefillRowCount uint32 `protobuf:"varint,10,opt,name=prefill_row_count,json=prefillRowCount,proto3" json:"prefill_row_count,omitempty"`
@@ -816,7 +818,7 @@ type OpenSessionResponse struct {
 	MemoryKind MemoryKind `protobuf:"varint,4,opt,name=memory_kind,json=memoryKind,proto3,enum=specdraft.v1.MemoryKind" json:"memory_kind,omitempty"`
 	// The arena. Not set with INLINE.
 	Arena *Arena `protobuf:"bytes,5,opt,name=arena,proto3" json:"arena,omitempty"`
-	// Most drafts of one `Propose` entry in this session; at most max_drafts + 1 pairs ride in it.
+	// Most drafts of one `Propose` entry in this session, as asked for; at most max_drafts + 1 pairs ride in it.
 	MaxDrafts uint32 `protobuf:"varint,6,opt,name=max_drafts,json=maxDrafts,proto3" json:"max_drafts,omitempty"`
 	// Carries found under `carry_key`.
 	Carries []*CarryInfo `protobuf:"bytes,7,rep,name=carries,proto3" json:"carries,omitempty"`

@@ -21,7 +21,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Element type of hidden rows. Everything is little-endian.
+// Element type of hidden rows; a session has one of the three. Everything is little-endian.
 type DType int32
 
 const (
@@ -271,7 +271,8 @@ type TensorRef_Region struct {
 }
 
 type TensorRef_Inline struct {
-	// In this message: row after row, no padding between rows.
+	// In this message: row after row, no padding between rows. The whole message has at most
+	// `Limits.message_size_max_bytes`.
 	Inline []byte `protobuf:"bytes,4,opt,name=inline,proto3,oneof"`
 }
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from specdraft.channel import RECONNECTED_WITHIN_S
 from specdraft.drive import DriveUnsupported
 from specdraft.errors import DeadlineError, SpecdraftError, UnavailableError
 from specdraft.exchanges import DRIVE_FIELDS, Exchange, drive_frame
@@ -27,14 +28,28 @@ Attach = Callable[[], Any]
 """Opens a stream to write frames to and read `DriveResponse`s from."""
 
 
-class AsyncDrive:
-    """One session's stream; behaves as `specdraft.drive.Drive`."""
+def _connected() -> bool:
+    return True
 
-    def __init__(self, attach: Attach, grace_s: float, target: str) -> None:
+
+class AsyncDrive:
+    """One session's stream; behaves as `specdraft.drive.Drive`.
+
+    Args:
+        attach: opens the stream.
+        grace_s: how long the session waits for the next stream.
+        target: where the service listens.
+        is_connected: whether the channel has a connection right now.
+    """
+
+    def __init__(
+        self, attach: Attach, grace_s: float, target: str, is_connected: Callable[[], bool] = _connected
+    ) -> None:
         self._attach = attach
+        self._is_connected = is_connected
         self._target = target
         self._unanswered: Unanswered[asyncio.Future[Any]] = Unanswered()
-        self._reattachment = Reattachment(grace_s)
+        self._reattachment = Reattachment(max(grace_s, RECONNECTED_WITHIN_S))
         self._stream: Any = None
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._writes: set[asyncio.Task[None]] = set()
@@ -56,6 +71,7 @@ class AsyncDrive:
         frame = drive_frame(exchange, correlation_id)
         waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._unanswered.add(correlation_id, frame, waiter)
+        self._reattachment.wanted(len(self._unanswered))
         try:
             async with asyncio.timeout(exchange.timeout_s):
                 if self._reader is None:
@@ -113,6 +129,8 @@ class AsyncDrive:
                 return
             if self._reattachment.is_of_the_connection(error):
                 await self._tell_if_nobody_listens()
+            if error is not None and self._reattachment.is_of_the_size(error):
+                self._tell(self._unanswered.take_largest(), error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._reattachment.next_delay_s()):
                     await self._wanted.wait()
@@ -124,8 +142,12 @@ class AsyncDrive:
 
     def _tell_all(self, outcome: Exception) -> None:
         for waiter in self._unanswered.take_all():
-            if not waiter.done():
-                waiter.set_exception(outcome)
+            self._tell(waiter, outcome)
+
+    @staticmethod
+    def _tell(waiter: asyncio.Future[Any] | None, outcome: Exception) -> None:
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(outcome)
 
     async def _read_stream(self) -> SpecdraftError | None:
         stream = self._attach()
@@ -149,7 +171,7 @@ class AsyncDrive:
             pass  # the stream says below how it ended
         finally:
             self._stream = None
-        return await _ending(stream)
+        return await self._ending(stream)
 
     def _finish(self, after: After, error: SpecdraftError | None) -> None:
         outcome: Exception = error or UnavailableError(None, "the stream to the service has ended")
@@ -160,18 +182,20 @@ class AsyncDrive:
             self._final = outcome
         self._tell_all(outcome)
 
-
-async def _ending(stream: Any) -> SpecdraftError | None:
-    """How a stream ended; None = in peace."""
-    code = await stream.code()
-    if code is grpc.StatusCode.INTERNAL:
-        # A write that meets the end of the stream puts this in the place of a status that has not arrived yet. Whether
-        # the service ended the stream, and why, shows a moment later.
-        await asyncio.sleep(_STATUS_DELAY_S)
+    async def _ending(self, stream: Any) -> SpecdraftError | None:
+        """How a stream ended; None = in peace."""
         code = await stream.code()
-    if code is grpc.StatusCode.OK:
-        return None
-    return error_of_call(_Ended(code, await stream.details(), await stream.trailing_metadata()))
+        if code is grpc.StatusCode.INTERNAL:
+            # A write that meets the end of the stream puts this in the place of a status that has not arrived yet.
+            # Whether the service ended the stream, and why, shows a moment later. If it does not, and there is no
+            # connection any more, that was the reason: a service that fences a stream keeps the connection.
+            await asyncio.sleep(_STATUS_DELAY_S)
+            code = await stream.code()
+            if code is grpc.StatusCode.INTERNAL and not self._is_connected():
+                return UnavailableError(None, "the connection to the service broke")
+        if code is grpc.StatusCode.OK:
+            return None
+        return error_of_call(_Ended(code, await stream.details(), await stream.trailing_metadata()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,12 @@ class AsyncTransport:
             request_serializer=None,  # frames are serialised already
             response_deserializer=drafter_pb2.DriveResponse.FromString,
         )
-        self._drive = AsyncDrive(lambda: opener(metadata=self._metadata), grace_s, self._target)
+        self._drive = AsyncDrive(
+            lambda: opener(metadata=self._metadata),
+            grace_s,
+            self._target,
+            lambda: self._channel.get_state() is grpc.ChannelConnectivity.READY,
+        )
 
     @property
     def is_driving(self) -> bool:

@@ -73,8 +73,10 @@ class DrafterAdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
-        and then ends them.
+        """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM refuses new
+        sessions too, and does not wait for the open ones: what was accepted is answered, then all of them end with the
+        process, often within milliseconds. To let clients finish first, drain, wait for ListSessions to be empty, then
+        signal.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

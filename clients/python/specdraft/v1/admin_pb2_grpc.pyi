@@ -39,8 +39,10 @@ class DrafterAdminStub:
         specdraft.v1.admin_pb2.DrainRequest,
         specdraft.v1.admin_pb2.DrainResponse,
     ]
-    """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
-    and then ends them.
+    """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM refuses new
+    sessions too, and does not wait for the open ones: what was accepted is answered, then all of them end with the
+    process, often within milliseconds. To let clients finish first, drain, wait for ListSessions to be empty, then
+    signal.
     """
 
 class DrafterAdminAsyncStub:
@@ -64,8 +66,10 @@ class DrafterAdminAsyncStub:
         specdraft.v1.admin_pb2.DrainRequest,
         specdraft.v1.admin_pb2.DrainResponse,
     ]
-    """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
-    and then ends them.
+    """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM refuses new
+    sessions too, and does not wait for the open ones: what was accepted is answered, then all of them end with the
+    process, often within milliseconds. To let clients finish first, drain, wait for ListSessions to be empty, then
+    signal.
     """
 
 class DrafterAdminServicer(metaclass=abc.ABCMeta):
@@ -95,8 +99,10 @@ class DrafterAdminServicer(metaclass=abc.ABCMeta):
         request: specdraft.v1.admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> typing.Union[specdraft.v1.admin_pb2.DrainResponse, collections.abc.Awaitable[specdraft.v1.admin_pb2.DrainResponse]]:
-        """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM does the same
-        and then ends them.
+        """Refuses new sessions from now on: health turns NOT_SERVING, open sessions go on until they end. SIGTERM refuses new
+        sessions too, and does not wait for the open ones: what was accepted is answered, then all of them end with the
+        process, often within milliseconds. To let clients finish first, drain, wait for ListSessions to be empty, then
+        signal.
         """
 
 def add_DrafterAdminServicer_to_server(servicer: DrafterAdminServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
