@@ -204,7 +204,24 @@ def _lm_head_plans(weight: object, batch: int) -> dict[str, LmHeadPlan]:
                 found["3 a multiprocessor"] = replace(plan, programs=396, max_registers=168)
             case _ if batch <= 32:
                 found["64 words"] = replace(wide, block_columns=64)
+            case _:
+                found |= _many_row_plans(plan)
     return found
+
+
+def _many_row_plans(plan: HopperPlan) -> dict[str, LmHeadPlan]:
+    """For 33 to 64 rows of x: tiles of 64, 128 and 256 rows of the weight, and products that are waited for late."""
+    pairs = replace(plan, max_registers=248)
+    tiles = {
+        "64 rows": replace(pairs, block_rows=64, num_warps=4, is_late=False),
+        "128 rows in two parts": replace(pairs, block_rows=128, num_warps=4, is_late=False),
+        "128 rows, 8 warps": replace(pairs, block_rows=128, num_warps=8, max_registers=128, is_late=False),
+        "256 rows in two parts": replace(
+            pairs, block_rows=256, num_warps=8, programs=plan.programs // 2, is_late=False
+        ),
+    }
+    late = {f"{name}, late": replace(tile, is_late=True) for name, tile in tiles.items() if tile.num_warps == 4}
+    return {name: tile for name, tile in (tiles | late).items() if tile != plan}
 
 
 # linear

@@ -32,6 +32,10 @@ def hopper_plan(columns, batch):
     return plan
 
 
+# Rows of the weight a tile, warps, registers, and whether products are waited for late.
+TILES = [(64, 4, 248, True), (128, 4, 248, False), (128, 4, 248, True), (128, 8, 128, False), (256, 8, 248, False)]
+
+
 def test_where_kernels_are_interpreted_the_portable_plans_are_taken():
     weight = stored("nvfp4", random(64, 1024, seed=1))
     for batch in (1, 8, 64):
@@ -88,6 +92,30 @@ def test_ids_and_logprobs_are_the_reference_s(batch, columns):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("batch", "columns"), [(7, 1024), (50, 1536)])
+def test_other_tiles_give_the_reference_s(batch, columns, tile):
+    """Less than a tile; some tiles a program, the last one not full, with masks; and with a draft vocabulary."""
+    rows, warps, registers, is_late = tile
+    plan = hopper_plan(columns, batch)
+    plan = replace(plan, block_rows=rows, num_warps=warps, max_registers=registers, is_late=is_late)
+    allowed = torch.rand(3, 6000, generator=torch.Generator().manual_seed(3)) < 0.05
+    masks = masks_of(allowed, [row % 4 - 1 for row in range(batch)])
+    all_ids = torch.arange(3000, dtype=torch.int32) * 2
+    x = random(batch, columns, seed=2, dtype=torch.bfloat16)
+    for count, programs, chosen, ids in ((5, 6, None, None), (1347, 4, masks, None), (3000, 7, masks, all_ids)):
+        weight = stored("nvfp4", random(count, columns, seed=count))
+        used = replace(plan, programs=programs, overlaps=ids is None)
+        choice = {"masks": on_gpu(chosen), "draft_ids": on(DEVICE, ids)}
+        expected = lm_head_reference(x, weight, masks=chosen, draft_ids=ids)
+        expect(run(x, weight, plan=used, device=DEVICE, **choice), expected, x, weight)
+
+
+def on_gpu(masks):
+    return None if masks is None else GrammarMasks(masks.words.to(DEVICE), masks.rows.to(DEVICE))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batch", [1, 5, 12, 20, 50])
 def test_masks_and_a_draft_vocabulary(batch, overlaps):
@@ -101,9 +129,8 @@ def test_masks_and_a_draft_vocabulary(batch, overlaps):
         count = vocab if draft_ids is None else len(draft_ids)
         weight = stored("nvfp4", random(count, 1024, seed=1))
         for masks in (masks_of(allowed, rows), masks_of(allowed, [0] * batch), None):
-            moved = None if masks is None else GrammarMasks(masks.words.to(DEVICE), masks.rows.to(DEVICE))
             on_device = None if draft_ids is None else draft_ids.to(DEVICE)
-            found = run(x, weight, plan=plan, device=DEVICE, draft_ids=on_device, masks=moved)
+            found = run(x, weight, plan=plan, device=DEVICE, draft_ids=on_device, masks=on_gpu(masks))
             expect(found, lm_head_reference(x, weight, draft_ids=draft_ids, masks=masks), x, weight)
 
 

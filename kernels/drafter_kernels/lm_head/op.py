@@ -30,6 +30,8 @@ from drafter_kernels.rms_norm import RowNorm
 from drafter_kernels.rms_norm.op import Packing, launch_rms_norm
 
 _REDUCE_BLOCK: Final = 1024
+# Rows of a tile up to which its logits have shared memory of their own; beyond, two programs would not fit.
+_ROWS_WITH_LOGITS_APART: Final = 64
 # Words of a row that a warp multiplies at a time.
 _HOPPER_WORDS: Final = 32
 # One for each thread of the widest program.
@@ -181,6 +183,8 @@ def _first_stage(  # noqa: PLR0917  # what the launches of the kernels are made 
         steps = {
             "NSUB": plan.block_columns // _HOPPER_WORDS,
             "KW": weight.words.shape[1],
+            "LOGITS_IN_X": plan.block_rows > _ROWS_WITH_LOGITS_APART,
+            "LATE": plan.is_late,
             "maxnreg": plan.max_registers,
         }
         stream_kernel[grid](workspace.packed, words=weight.words, **options | bucket | steps)

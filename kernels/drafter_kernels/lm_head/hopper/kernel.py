@@ -6,10 +6,19 @@ What it leaves is as `lm_head/kernel.py` leaves it: one maximum, its row and a s
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from drafter_kernels.quantize.kernel import DOT8_LACKS, DOT16, FLOAT16_LACKS, FLOAT16_NEIGHBOURS, FLOAT16_UP
+from drafter_kernels.lm_head.hopper.stream.kernel import (
+    buffers_of_step,
+    copy_step,
+    copy_weights,
+    copy_x,
+    multiply,
+    next_step,
+    wait_for_all,
+)
+from drafter_kernels.quantize.kernel import DOT8_LACKS, DOT16, FLOAT16_LACKS
 from drafter_kernels.rms_norm.kernel import SCALED_EXPONENT
 
 _LARGEST = gl.constexpr(3.4028234663852886e38)
@@ -38,10 +47,15 @@ def _base(best):
 
 @gluon.jit
 def _tiles_of_program(num_rows, BN: gl.constexpr):
-    """A program's first tile and the one after its last: neighbours, so that later programs have higher rows."""
+    """A program's first tile and the one after its last: neighbours, so that later programs have higher rows.
+
+    The first programs have one more where tiles do not divide: of two on a multiprocessor, which are far apart, one.
+    """
     num_tiles = (num_rows + BN - 1) // BN
-    program, programs = gl.program_id(0).to(gl.int64), gl.num_programs(0)
-    return (program * num_tiles // programs).to(gl.int32), ((program + 1) * num_tiles // programs).to(gl.int32)
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    share, more = num_tiles // programs, num_tiles % programs
+    first = program * share + gl.minimum(program, more)
+    return first, first + share + gl.where(program < more, 1, 0)
 
 
 @gluon.jit
@@ -238,32 +252,6 @@ def vector_kernel(
 
 
 @gluon.constexpr_function
-def _warp_bases(step, num_warps, rank):
-    return [[step << i] + [0] * (rank - 1) for i in range(num_warps.bit_length() - 1)]
-
-
-@gluon.constexpr_function
-def _word_layout(BN, num_warps):
-    """[BN, 32] words as a warp reads them: a thread has 8 neighbours, 32 bytes, of rows i and i + 8.
-
-    In this order threads of two rows never meet in a bank of shared memory, and they hold what the tensor core takes of
-    them: an element of four of its words at a time, with x packed accordingly (`Packing.FRAGMENTS`).
-    """
-    lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [8, 0]], lanes, _warp_bases(16, num_warps, 2), [], [BN, 32]
-    )
-
-
-@gluon.constexpr_function
-def _scale_layout(BN, num_warps):
-    """[BN, 16 blocks, 2 words] beside `_word_layout`."""
-    registers = [[0, 0, 1], [0, 1, 0], [0, 2, 0], [8, 0, 0]]
-    lanes = [[0, 4, 0], [0, 8, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, _warp_bases(16, num_warps, 3), [], [BN, 16, 2])
-
-
-@gluon.constexpr_function
 def _fold_layout(BN, BM, num_warps):
     """[parts, rows of a part, BM]: a thread has neighbouring rows of one row of x, within 32."""
     columns = min(32, BM)
@@ -284,84 +272,9 @@ def _middle(fold):
 
 
 @gluon.jit
-def _buffers(BN: gl.constexpr, BM: gl.constexpr, NSUB: gl.constexpr):
-    """Shared memory for a step: scales; and once or twice 32 words of each row, and what they meet of x.
-
-    Each is an allocation of its own: Triton puts a barrier between accesses to one that may meet.
-    """
-    word_layout: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
-    x_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
-    scales = gl.allocate_shared_memory(gl.float8e4nv, [BN, 16 * NSUB], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    words = gl.allocate_shared_memory(gl.int32, [BN, 32], word_layout)
-    x = gl.allocate_shared_memory(gl.float16, [4 * BM, 64], x_layout)
-    more_words = words
-    more_x = x
-    if NSUB == 2:
-        more_words = gl.allocate_shared_memory(gl.int32, [BN, 32], word_layout)
-        more_x = gl.allocate_shared_memory(gl.float16, [4 * BM, 64], x_layout)
-    return scales, words, x, more_words, more_x
-
-
-@gluon.jit
-def _copy_weights(buffers, words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB: gl.constexpr):
-    """Starts the copies of a step's words, which begin at `word` of all, and scales; `left` rows are there."""
-    for SUB in gl.static_range(NSUB):
-        here = words + (word + SUB * 32) + w_place
-        async_copy.async_copy_global_to_shared(buffers[1 + 2 * SUB], here, mask=(w_rows < left)[:, None])
-    async_copy.async_copy_global_to_shared(
-        buffers[0], block_scales + word // 2 + s_place, mask=(s_rows < left)[:, None]
-    )
-
-
-@gluon.jit
-def _copy_x(buffers, packed, column, x_place, has_x, NSUB: gl.constexpr):
-    for SUB in gl.static_range(NSUB):
-        here = packed + (column + SUB * 64) + x_place
-        async_copy.async_copy_global_to_shared(buffers[2 + 2 * SUB], here, mask=has_x)
-
-
-@gluon.jit
-def _next_step(word, column, left, KW: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr):
-    """Where the step after this one begins: further along K, or in the next BN rows."""
-    is_last = column == 2 * (KW - BK)
-    word += gl.where(is_last, BN * KW - KW + BK, BK)
-    return word, gl.where(is_last, 0, column + 2 * BK), gl.where(is_last, left - BN, left)
-
-
-@gluon.jit
-def _multiply(acc, buffers, SUB: gl.constexpr, BN: gl.constexpr, BM: gl.constexpr, num_warps: gl.constexpr):
-    """acc [BN, BM] plus words [BN, 32] times x: four products, one for each pair of neighbours in a word.
-
-    Each thread decodes its words into the very registers that the tensor core reads, while the product before is made.
-    """
-    A: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BM, 16]), 2)
-    w = buffers[1 + 2 * SUB].load(_word_layout(BN, num_warps))
-    s = buffers[0].slice(SUB * 16, 16, 1).load(gl.SliceLayout(2, _scale_layout(BN, num_warps)))
-    x_smem = buffers[2 + 2 * SUB]
-    x_slots = x_smem._reinterpret(gl.float16, [4, BM, 64], x_smem.layout)  # noqa: SLF001  # there is no other way
-    scales = s.to(gl.float16) * FLOAT16_UP
-    pairs = gl.inline_asm_elementwise("mov.b32 $0, {$1, $1};", "=r,h", [scales], dtype=gl.int32, is_pure=True, pack=1)
-    wide = gl.zeros([BN, 16, 2], gl.int32, _scale_layout(BN, num_warps))
-    pairs = gl.reshape(gl.broadcast(gl.expand_dims(pairs, 2), wide)[0], [BN, 32])
-    pairs = gl.convert_layout(pairs, _word_layout(BN, num_warps), assert_trivial=True)
-    held = w
-    for SLOT in gl.static_range(4):
-        low, high = gl.inline_asm_elementwise(
-            FLOAT16_NEIGHBOURS[SLOT],
-            "=h,=h,r,r",
-            [w, pairs],
-            dtype=(gl.float16, gl.float16),
-            is_pure=True,
-            pack=1,
-        )
-        turned = gl.permute(gl.reshape(gl.join(low, high), [BN, 4, 8, 2]), [0, 2, 1, 3])
-        a = gl.convert_layout(gl.reshape(turned, [BN, 64]), A, assert_trivial=True)
-        acc = warpgroup_mma(a, x_slots.index(SLOT).permute((1, 0)), acc, is_async=True)
-        if SLOT > 0:
-            acc, held = warpgroup_mma_wait(1, deps=(acc, held))
-        held = a
-    acc, held = warpgroup_mma_wait(0, deps=(acc, held))
-    return acc
+def _bits_of_run(base, has_mask, row, num_rows):
+    """The word of the mask for the 32 rows, or fewer, from `row` on: of as many threads' rows, rows [1, BM] or more."""
+    return gl.expand_dims(_mask_words(base, has_mask, row, row, num_rows), 1)
 
 
 @gluon.jit
@@ -398,6 +311,8 @@ def stream_kernel(
     BN: gl.constexpr,
     BM: gl.constexpr,
     NSUB: gl.constexpr,
+    LOGITS_IN_X: gl.constexpr,
+    LATE: gl.constexpr,
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
@@ -412,9 +327,14 @@ def stream_kernel(
         gdc_launch_dependents()
     BK: gl.constexpr = 32 * NSUB
     STEPS: gl.constexpr = KW // BK
-    ring = (_buffers(BN, BM, NSUB), _buffers(BN, BM, NSUB))
+    LN: gl.constexpr = 16 * num_warps
+    PARTS: gl.constexpr = BN // LN
+    ring = (buffers_of_step(BN, BM, NSUB), buffers_of_step(BN, BM, NSUB))
     logit_layout: gl.constexpr = gl.SwizzledSharedLayout(4 if BM >= 32 else 2, 1, min(8, BM // 2), [1, 0])
-    logit_smem = gl.allocate_shared_memory(gl.float32, [BN, BM], logit_layout)
+    if LOGITS_IN_X:
+        logit_smem = ring[1][2]._reinterpret(gl.float32, [LN, BM], logit_layout)  # noqa: SLF001  # there is no other way
+    else:
+        logit_smem = gl.allocate_shared_memory(gl.float32, [LN, BM], logit_layout)
 
     first, after = _tiles_of_program(num_rows, BN)
     num_steps = (after - first) * STEPS
@@ -429,24 +349,25 @@ def stream_kernel(
     x_place = ((x_rows % BM) * (8 * KW) + (x_rows // BM) * (2 * KW))[:, None]
     x_place = x_place + gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
     has_x = (x_rows % BM < M)[:, None]
+    source = (words, block_scales, w_place, s_place, w_rows, s_rows, packed, x_place, has_x)
     word, column, left = (first * BN).to(gl.int64) * KW, 0, num_rows - first * BN
-    _copy_weights(ring[0], words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
+    copy_weights(ring[0], words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
     if PDL:
         gdc_wait()  # weights were not written by the kernel before this one, all else may be
-    _copy_x(ring[0], packed, column, x_place, has_x, NSUB)
+    copy_x(ring[0], packed, column, x_place, has_x, NSUB)
     async_copy.commit_group()
-    word, column, left = _next_step(word, column, left, KW, BN, BK)
+    word, column, left = next_step(word, column, left, KW, BN, BK)
 
-    F: gl.constexpr = _fold_layout(BN, BM, num_warps)
+    F: gl.constexpr = _fold_layout(LN, BM, num_warps)
     P: gl.constexpr = gl.SliceLayout(1, F)
-    RUN: gl.constexpr = BN * BM // (32 * num_warps)
+    RUN: gl.constexpr = LN * BM // (32 * num_warps)
     m = gl.arange(0, BM, gl.SliceLayout(0, P))
     m_wide = gl.expand_dims(gl.expand_dims(m, 0), 1)
-    part = gl.expand_dims(gl.arange(0, BN // RUN, gl.SliceLayout(1, P)) * RUN, 1)
+    part = gl.expand_dims(gl.arange(0, LN // RUN, gl.SliceLayout(1, P)) * RUN, 1)
     parts = gl.expand_dims(part, 1) + gl.expand_dims(gl.expand_dims(gl.arange(0, RUN, _middle(F)), 0), 2)
-    best = gl.full([BN // RUN, BM], -float("inf"), gl.float32, P)
-    best_row = gl.full([BN // RUN, BM], _NO_ROW, gl.int32, P)
-    total = gl.zeros([BN // RUN, BM], gl.float32, P)
+    best = gl.full([LN // RUN, BM], -float("inf"), gl.float32, P)
+    best_row = gl.full([LN // RUN, BM], _NO_ROW, gl.int32, P)
+    total = gl.zeros([LN // RUN, BM], gl.float32, P)
     scale = gl.load(row_scales + m, mask=m < M, other=0.0) * (gl.load(tensor_scale) * FLOAT16_LACKS)
     scale = gl.expand_dims(gl.expand_dims(scale, 0), 1)
 
@@ -456,35 +377,49 @@ def stream_kernel(
             chosen = gl.expand_dims(gl.load(mask_index + m, mask=m < M, other=-1).to(gl.int64), 0)
             mask_base, has_mask = masks + chosen * mask_words, chosen >= 0
         if HAS_MASK and not HAS_IDS:
-            bits = gl.expand_dims(_mask_words(mask_base, has_mask, tile * BN + part, tile * BN + part, num_rows), 1)
-        acc = gl.zeros([BN, BM], gl.float32, gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BM, 16]))
+            bits = _bits_of_run(mask_base, has_mask, tile * BN + part, num_rows)
+            if PARTS == 2:
+                other_bits = _bits_of_run(mask_base, has_mask, tile * BN + LN + part, num_rows)
+        D: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BM, 16])
+        acc = gl.zeros([LN, BM], gl.float32, D)
+        more = acc
+        held = gl.zeros([LN, 64], gl.float16, gl.DotOperandLayout(0, D, 2))
         for _ in range(STEPS // 2):
             for TURN in gl.static_range(2):
                 async_copy.wait_group(0)
                 gl.thread_barrier()
                 fence_async_shared()
                 done += 1
-                if done < num_steps:
-                    free = ring[1 - TURN]
-                    _copy_weights(free, words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
-                    _copy_x(free, packed, column, x_place, has_x, NSUB)
-                async_copy.commit_group()
-                word, column, left = _next_step(word, column, left, KW, BN, BK)
+                free, step = ring[1 - TURN], (word, column, left, done, num_steps)
+                if not LATE:
+                    copy_step(free, source, step, NSUB)
                 for SUB in gl.static_range(NSUB):
-                    acc = _multiply(acc, ring[TURN], SUB, BN, BM, num_warps)
-        logit_smem.store(acc)
-        gl.thread_barrier()
-        logits = logit_smem.load(_flat(F))
-        logits = gl.convert_layout(gl.reshape(logits, [BN // RUN, RUN, BM]), F, assert_trivial=True) * scale
-        rows = tile * BN + parts
-        allowed = (rows < num_rows) & (m_wide < M)
-        if HAS_MASK:
-            ids = rows
-            if HAS_IDS:
-                ids = gl.load(draft_ids + rows, mask=rows < num_rows, other=0)
-                bits = _mask_words(gl.expand_dims(mask_base, 1), gl.expand_dims(has_mask, 1), ids, rows, num_rows)
-            allowed = allowed & (((bits >> (ids % 32)) & 1) != 0)
-        best, best_row, total = _take(logits, allowed, rows, best, best_row, total)
+                    acc, more, held = multiply(
+                        acc, more, held, ring[TURN], free, source, step, SUB, BM, NSUB, PARTS, LATE, num_warps
+                    )
+                if not LATE:
+                    acc, more, held = wait_for_all(acc, more, held, PARTS)
+                word, column, left = next_step(word, column, left, KW, BN, BK)
+        if LATE:
+            acc, more, held = wait_for_all(acc, more, held, PARTS)
+        for PART in gl.static_range(PARTS):
+            if LOGITS_IN_X:
+                gl.thread_barrier()  # until all warps' products have read what is written now
+            logit_smem.store(acc if PART == 0 else more)
+            gl.thread_barrier()
+            logits = logit_smem.load(_flat(F))
+            logits = gl.convert_layout(gl.reshape(logits, [LN // RUN, RUN, BM]), F, assert_trivial=True) * scale
+            rows = tile * BN + PART * LN + parts
+            allowed = (rows < num_rows) & (m_wide < M)
+            if HAS_MASK:
+                ids = rows
+                if HAS_IDS:
+                    ids = gl.load(draft_ids + rows, mask=rows < num_rows, other=0)
+                    bits = _mask_words(gl.expand_dims(mask_base, 1), gl.expand_dims(has_mask, 1), ids, rows, num_rows)
+                    allowed = allowed & (((bits >> (ids % 32)) & 1) != 0)
+                else:
+                    allowed = allowed & ((((bits if PART == 0 else other_bits) >> (ids % 32)) & 1) != 0)
+            best, best_row, total = _take(logits, allowed, rows, best, best_row, total)
     top = gl.max(best, 0)
     total = gl.sum(total * _exp(best - gl.expand_dims(_base(top), 0)), 0)
     best_row = gl.min(gl.where(best == gl.expand_dims(top, 0), best_row, _NO_ROW), 0)
