@@ -210,18 +210,23 @@ def _lm_head_plans(weight: object, batch: int) -> dict[str, LmHeadPlan]:
 
 
 def _many_row_plans(plan: HopperPlan) -> dict[str, LmHeadPlan]:
-    """For 33 to 64 rows of x: tiles of 64, 128 and 256 rows of the weight, and products that are waited for late."""
+    """For 33 to 64 rows of x: tiles of 64, 128 and 256 rows of the weight; products waited for late; bulk copies."""
     pairs = replace(plan, max_registers=248)
     tiles = {
-        "64 rows": replace(pairs, block_rows=64, num_warps=4, is_late=False),
-        "128 rows in two parts": replace(pairs, block_rows=128, num_warps=4, is_late=False),
-        "128 rows, 8 warps": replace(pairs, block_rows=128, num_warps=8, max_registers=128, is_late=False),
-        "256 rows in two parts": replace(
-            pairs, block_rows=256, num_warps=8, programs=plan.programs // 2, is_late=False
-        ),
+        "64 rows": replace(pairs, block_rows=64, num_warps=4),
+        "128 rows in two parts": replace(pairs, block_rows=128, num_warps=4),
+        "128 rows, 8 warps": replace(pairs, block_rows=128, num_warps=8, max_registers=128),
+        "256 rows in two parts": replace(pairs, block_rows=256, num_warps=8, programs=plan.programs // 2),
     }
-    late = {f"{name}, late": replace(tile, is_late=True) for name, tile in tiles.items() if tile.num_warps == 4}
-    return {name: tile for name, tile in (tiles | late).items() if tile != plan}
+    found = {
+        name + (", late" if is_late else "") + (", bulk" if is_bulk else ""): replace(
+            tile, is_late=is_late, is_bulk=is_bulk
+        )
+        for name, tile in tiles.items()
+        for is_late in (False, True)
+        for is_bulk in (False, True)
+    }
+    return {name: tile for name, tile in found.items() if tile != plan}
 
 
 # linear

@@ -32,8 +32,15 @@ def hopper_plan(columns, batch):
     return plan
 
 
-# Rows of the weight a tile, warps, registers, and whether products are waited for late.
-TILES = [(64, 4, 248, True), (128, 4, 248, False), (128, 4, 248, True), (128, 8, 128, False), (256, 8, 248, False)]
+# Rows of the weight a tile, warps, registers; whether products are waited for late, and copies are bulk copies.
+TILES = [
+    (64, 4, 248, True, False),
+    (64, 4, 248, False, True),
+    (128, 4, 248, False, False),
+    (128, 4, 248, True, True),
+    (128, 8, 128, True, True),
+    (256, 8, 248, False, False),
+]
 
 
 def test_where_kernels_are_interpreted_the_portable_plans_are_taken():
@@ -96,9 +103,9 @@ def test_ids_and_logprobs_are_the_reference_s(batch, columns):
 @pytest.mark.parametrize(("batch", "columns"), [(7, 1024), (50, 1536)])
 def test_other_tiles_give_the_reference_s(batch, columns, tile):
     """Less than a tile; some tiles a program, the last one not full, with masks; and with a draft vocabulary."""
-    rows, warps, registers, is_late = tile
-    plan = hopper_plan(columns, batch)
-    plan = replace(plan, block_rows=rows, num_warps=warps, max_registers=registers, is_late=is_late)
+    rows, warps, registers, is_late, is_bulk = tile
+    plan = replace(hopper_plan(columns, batch), block_rows=rows, num_warps=warps, max_registers=registers)
+    plan = replace(plan, block_columns=32, is_late=is_late, is_bulk=is_bulk)
     allowed = torch.rand(3, 6000, generator=torch.Generator().manual_seed(3)) < 0.05
     masks = masks_of(allowed, [row % 4 - 1 for row in range(batch)])
     all_ids = torch.arange(3000, dtype=torch.int32) * 2

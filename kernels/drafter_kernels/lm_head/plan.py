@@ -51,12 +51,14 @@ class HopperPlan(LmHeadPlan):
     """The same for `lm_head/hopper`: `programs` share the tiles evenly. NVFP4 only.
 
     For several rows of x a tile has 16 rows of the weight a warp, or twice as many in two parts, which read a step's x
-    both. `is_late`: a step's last product is waited for in the next step, at a second barrier a step.
+    both. `is_late`: a step's last product is waited for in the next step. `is_bulk`: one thread copies a step's boxes
+    of 32 words.
     """
 
     programs: int = HOPPER_MULTIPROCESSORS
     max_registers: int = 255
     is_late: bool = False
+    is_bulk: bool = False
 
     def num_programs(self, num_rows: int) -> int:
         """Programs of the first stage: never one without a tile."""

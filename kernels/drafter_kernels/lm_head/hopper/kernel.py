@@ -11,6 +11,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from drafter_kernels.lm_head.hopper.stream.kernel import (
     buffers_of_step,
+    bulk_barriers,
+    bulk_expect,
+    bulk_step,
+    bulk_wait,
+    bulk_weights,
+    bulk_x,
     copy_step,
     copy_weights,
     copy_x,
@@ -305,6 +311,9 @@ def stream_kernel(
     num_rows,
     M,
     mask_words,
+    x_boxes,
+    word_boxes,
+    scale_boxes,
     KW: gl.constexpr,
     HAS_IDS: gl.constexpr,
     HAS_MASK: gl.constexpr,
@@ -313,6 +322,7 @@ def stream_kernel(
     NSUB: gl.constexpr,
     LOGITS_IN_X: gl.constexpr,
     LATE: gl.constexpr,
+    BULK: gl.constexpr,
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
@@ -329,7 +339,7 @@ def stream_kernel(
     STEPS: gl.constexpr = KW // BK
     LN: gl.constexpr = 16 * num_warps
     PARTS: gl.constexpr = BN // LN
-    ring = (buffers_of_step(BN, BM, NSUB), buffers_of_step(BN, BM, NSUB))
+    ring = (buffers_of_step(BN, BM, NSUB, BULK), buffers_of_step(BN, BM, NSUB, BULK))
     logit_layout: gl.constexpr = gl.SwizzledSharedLayout(4 if BM >= 32 else 2, 1, min(8, BM // 2), [1, 0])
     if LOGITS_IN_X:
         logit_smem = ring[1][2]._reinterpret(gl.float32, [LN, BM], logit_layout)  # noqa: SLF001  # there is no other way
@@ -349,13 +359,25 @@ def stream_kernel(
     x_place = ((x_rows % BM) * (8 * KW) + (x_rows // BM) * (2 * KW))[:, None]
     x_place = x_place + gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
     has_x = (x_rows % BM < M)[:, None]
-    source = (words, block_scales, w_place, s_place, w_rows, s_rows, packed, x_place, has_x)
     word, column, left = (first * BN).to(gl.int64) * KW, 0, num_rows - first * BN
-    copy_weights(ring[0], words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
+    parts_of_step = (words, block_scales, w_place, s_place, w_rows, s_rows, packed, x_place, has_x)
+    source = (x_boxes, word_boxes, scale_boxes) if BULK else parts_of_step
+    if BULK:
+        ready = (bulk_barriers(), bulk_barriers())
+        fence_async_shared()
+        gl.thread_barrier()
+        bulk_expect(ready[0], BN, BM)
+        bulk_weights(ring[0], source, first * BN, column, ready[0])
+    else:
+        ready = (0, 0)
+        copy_weights(ring[0], words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
     if PDL:
         gdc_wait()  # weights were not written by the kernel before this one, all else may be
-    copy_x(ring[0], packed, column, x_place, has_x, NSUB)
-    async_copy.commit_group()
+    if BULK:
+        bulk_x(ring[0], source, column, ready[0], BM)
+    else:
+        copy_x(ring[0], packed, column, x_place, has_x, NSUB)
+        async_copy.commit_group()
     word, column, left = next_step(word, column, left, KW, BN, BK)
 
     F: gl.constexpr = _fold_layout(LN, BM, num_warps)
@@ -386,16 +408,40 @@ def stream_kernel(
         held = gl.zeros([LN, 64], gl.float16, gl.DotOperandLayout(0, D, 2))
         for _ in range(STEPS // 2):
             for TURN in gl.static_range(2):
-                async_copy.wait_group(0)
-                gl.thread_barrier()
-                fence_async_shared()
+                if BULK:
+                    bulk_wait(ready[TURN], (done >> 1) & 1)
+                    if not LATE:
+                        gl.thread_barrier()
+                else:
+                    async_copy.wait_group(0)
+                    gl.thread_barrier()
+                    fence_async_shared()
                 done += 1
-                free, step = ring[1 - TURN], (word, column, left, done, num_steps)
+                free = ring[1 - TURN]
+                step = (num_rows - left if BULK else word, column, left, done, num_steps)
                 if not LATE:
-                    copy_step(free, source, step, NSUB)
+                    if BULK:
+                        bulk_step(free, source, step, ready[1 - TURN], BN, BM)
+                    else:
+                        copy_step(free, source, step, NSUB)
                 for SUB in gl.static_range(NSUB):
                     acc, more, held = multiply(
-                        acc, more, held, ring[TURN], free, source, step, SUB, BM, NSUB, PARTS, LATE, num_warps
+                        acc,
+                        more,
+                        held,
+                        ring[TURN],
+                        free,
+                        source,
+                        step,
+                        SUB,
+                        BM,
+                        NSUB,
+                        PARTS,
+                        LATE,
+                        BULK,
+                        BN,
+                        ready[1 - TURN],
+                        num_warps,
                     )
                 if not LATE:
                     acc, more, held = wait_for_all(acc, more, held, PARTS)
@@ -420,6 +466,8 @@ def stream_kernel(
                 else:
                     allowed = allowed & ((((bits if PART == 0 else other_bits) >> (ids % 32)) & 1) != 0)
             best, best_row, total = _take(logits, allowed, rows, best, best_row, total)
+        if BULK and LOGITS_IN_X:
+            fence_async_shared()  # before the next copy to where the logits were
     top = gl.max(best, 0)
     total = gl.sum(total * _exp(best - gl.expand_dims(_base(top), 0)), 0)
     best_row = gl.min(gl.where(best == gl.expand_dims(top, 0), best_row, _NO_ROW), 0)

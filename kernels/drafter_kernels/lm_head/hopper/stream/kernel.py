@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from drafter_kernels.quantize.kernel import FLOAT16_NEIGHBOURS, FLOAT16_UP
 
@@ -35,14 +35,16 @@ def _scale_layout(BN, num_warps):
 
 
 @gluon.jit
-def buffers_of_step(BN: gl.constexpr, BM: gl.constexpr, NSUB: gl.constexpr):
+def buffers_of_step(BN: gl.constexpr, BM: gl.constexpr, NSUB: gl.constexpr, BULK: gl.constexpr):
     """Shared memory for a step: scales; and once or twice 32 words of each row, and what they meet of x.
 
     Each is an allocation of its own: Triton puts a barrier between accesses to one that may meet.
     """
-    word_layout: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     x_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
-    scales = gl.allocate_shared_memory(gl.float8e4nv, [BN, 16 * NSUB], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    # Both ways of saying it mean the same places in shared memory.
+    word_layout: gl.constexpr = gl.NVMMASharedLayout(128, 32) if BULK else gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
+    flat: gl.constexpr = gl.NVMMASharedLayout(0, 8) if BULK else gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    scales = gl.allocate_shared_memory(gl.float8e4nv, [BN, 16 * NSUB], flat)
     words = gl.allocate_shared_memory(gl.int32, [BN, 32], word_layout)
     x = gl.allocate_shared_memory(gl.float16, [4 * BM, 64], x_layout)
     more_words = words
@@ -114,12 +116,65 @@ def _decoded(w, pairs, SLOT: gl.constexpr, BM: gl.constexpr, num_warps: gl.const
 @gluon.jit
 def copy_step(buffers, source, step, NSUB: gl.constexpr):
     """Starts the copies of a step, which is there if its number is below that of all steps."""
-    words, block_scales, w_place, s_place, w_rows, s_rows, packed, x_place, has_x = source
     word, column, left, number, num_steps = step
+    words, block_scales, w_place, s_place, w_rows, s_rows, packed, x_place, has_x = source
     if number < num_steps:
         copy_weights(buffers, words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
         copy_x(buffers, packed, column, x_place, has_x, NSUB)
     async_copy.commit_group()
+
+
+@gluon.jit
+def bulk_barriers():
+    """Of one step's words, scales and x: each by itself, so that Triton sees that their copies do not meet."""
+    LAYOUT: gl.constexpr = mbarrier.MBarrierLayout()
+    words = gl.allocate_shared_memory(gl.int64, [1], LAYOUT)
+    scales = gl.allocate_shared_memory(gl.int64, [1], LAYOUT)
+    x = gl.allocate_shared_memory(gl.int64, [1], LAYOUT)
+    mbarrier.init(words, count=1)
+    mbarrier.init(scales, count=1)
+    mbarrier.init(x, count=1)
+    return words, scales, x
+
+
+@gluon.jit
+def bulk_expect(ready, BN: gl.constexpr, BM: gl.constexpr):
+    """Tells the barriers of a step how many bytes will come."""
+    mbarrier.expect(ready[0], BN * 128)
+    mbarrier.expect(ready[1], BN * 16)
+    mbarrier.expect(ready[2], 4 * BM * 128)
+
+
+@gluon.jit
+def bulk_wait(ready, phase):
+    """Until all of a step is there."""
+    mbarrier.wait(ready[0], phase)
+    mbarrier.wait(ready[1], phase)
+    mbarrier.wait(ready[2], phase)
+
+
+@gluon.jit
+def bulk_weights(buffers, source, row, column, ready):
+    """Starts the copies of a step's words and scales."""
+    tma.async_copy_global_to_shared(source[1], [row, column // 2], ready[0], buffers[1])
+    tma.async_copy_global_to_shared(source[2], [row, column // 4], ready[1], buffers[0])
+
+
+@gluon.jit
+def bulk_x(buffers, source, column, ready, BM: gl.constexpr):
+    """Starts the copy of what a step's words meet of x."""
+    x_slots = buffers[2]._reinterpret(gl.float16, [4, BM, 64], gl.NVMMASharedLayout(128, 16, 3))  # noqa: SLF001
+    tma.async_copy_global_to_shared(source[0], [0, 0, column], ready[2], x_slots)
+
+
+@gluon.jit
+def bulk_step(buffers, source, step, ready, BN: gl.constexpr, BM: gl.constexpr):
+    """As `copy_step`, by one thread."""
+    row, column, _, number, num_steps = step
+    if number < num_steps:
+        bulk_expect(ready, BN, BM)
+        bulk_weights(buffers, source, row, column, ready)
+        bulk_x(buffers, source, column, ready, BM)
 
 
 @gluon.jit
@@ -136,6 +191,9 @@ def multiply(
     NSUB: gl.constexpr,
     PARTS: gl.constexpr,
     LATE: gl.constexpr,
+    BULK: gl.constexpr,
+    BN: gl.constexpr,
+    ready,
     num_warps: gl.constexpr,
 ):
     """acc [16 num_warps, BM] plus words [16 num_warps, 32] times x; and `more` likewise, of the second of two parts.
@@ -159,7 +217,10 @@ def multiply(
             held = a
             if LATE and SUB == 0 and PART == 0 and SLOT == 0:
                 gl.thread_barrier()  # now no warp's product reads what the last step read
-                copy_step(free, source, step, NSUB)
+                if BULK:
+                    bulk_step(free, source, step, ready, BN, BM)
+                else:
+                    copy_step(free, source, step, NSUB)
     return acc, more, held
 
 
