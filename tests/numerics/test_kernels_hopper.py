@@ -65,6 +65,15 @@ def test_rows_that_do_not_divide_into_steps_have_no_plan():
     assert plans._plan_hopper(2560 // 8 + 32, 8, MULTIPROCESSORS) is None
 
 
+@pytest.mark.parametrize(("batch", "gains"), [(1, True), (8, False), (32, False), (33, True), (64, True)])
+def test_kernels_overlap_where_they_gain_by_it(monkeypatch, batch, gains):
+    monkeypatch.setattr(plans, "hopper_multiprocessors", lambda _device: MULTIPROCESSORS)
+    weight = stored("nvfp4", random(64, 1024, seed=1))
+    assert plan_lm_head(weight, batch, overlaps=True).overlaps == gains
+    assert not plan_lm_head(weight, batch).overlaps
+    assert replace(plan_lm_head(weight, batch, overlaps=True), overlaps=False) == plan_lm_head(weight, batch)
+
+
 def test_every_program_has_a_tile():
     plan = HopperPlan(64, 64, 4, 2, programs=396)
     assert plan.num_programs(40) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import Tensor
@@ -17,6 +17,8 @@ MAX_ROWS: Final = 64
 
 # Columns (in words) whose x fits the registers of a warp, and the least that a warp reads at once.
 _VECTOR_WORDS: Final = (128, 256, 512)
+# Up to here a tile of the weight's rows has one part: three programs share a multiprocessor.
+_FEW_ROWS: Final = 32
 # As many as 128 registers a thread allow on a multiprocessor.
 _ALL_WARPS: Final = 16
 
@@ -84,8 +86,17 @@ class HopperPlan(LmHeadPlan):
         )
 
 
-def plan_lm_head(weight: LmHeadWeight, batch: int) -> LmHeadPlan:
-    """The plan for `batch` rows of x: one for each kind of weight and bucket of the batch (1, 8, 16, 32 or 64 rows)."""
+def plan_lm_head(weight: LmHeadWeight, batch: int, *, overlaps: bool = False) -> LmHeadPlan:
+    """The plan for `batch` rows of x: one for each kind of weight and bucket of the batch (1, 8, 16, 32 or 64 rows).
+
+    With `overlaps` the kernels that gain by it overlap: those for one row, and Hopper's for more than 32.
+    """
+    plan = _plan_apart(weight, batch)
+    gains = plan.is_vector or (isinstance(plan, HopperPlan) and batch > _FEW_ROWS)
+    return replace(plan, overlaps=overlaps and gains)
+
+
+def _plan_apart(weight: LmHeadWeight, batch: int) -> LmHeadPlan:
     if isinstance(weight, PackedNvfp4):
         multiprocessors = hopper_multiprocessors(weight.words.device)
         hopper = _plan_hopper(weight.words.shape[1], batch, multiprocessors) if multiprocessors else None
@@ -115,9 +126,9 @@ def _plan_hopper(words: int, batch: int, multiprocessors: int) -> HopperPlan | N
         return HopperPlan(64, 64, 4, 2, programs=2 * multiprocessors, max_registers=248)
     if words % 64:
         return None
-    if batch <= 32:
+    if batch <= _FEW_ROWS:
         return HopperPlan(64, 32, 4, 2, programs=3 * multiprocessors, max_registers=168)
-    return HopperPlan(64, 32, 4, 2, programs=2 * multiprocessors, max_registers=248)
+    return HopperPlan(128, 32, 4, 2, programs=2 * multiprocessors, max_registers=248)
 
 
 def weight_data(weight: LmHeadWeight) -> Tensor:
