@@ -186,6 +186,7 @@ def _first_stage(  # noqa: PLR0917  # what the launches of the kernels are made 
             "LOGITS_IN_X": plan.block_rows > _ROWS_WITH_LOGITS_APART,
             "LATE": plan.is_late,
             "BULK": plan.is_bulk,
+            "AHEAD": plan.steps_ahead,
             "maxnreg": plan.max_registers,
         }
         boxes = _boxes(workspace, weight, plan, **bucket)

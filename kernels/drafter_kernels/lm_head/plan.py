@@ -61,6 +61,7 @@ class HopperPlan(LmHeadPlan):
     max_registers: int = 255
     is_late: bool = False
     is_bulk: bool = False
+    steps_ahead: int = 0
 
     def num_programs(self, num_rows: int) -> int:
         """Programs of the first stage: never one without a tile."""

@@ -20,6 +20,7 @@ from drafter_kernels.lm_head.hopper.stream.kernel import (
     copy_step,
     copy_weights,
     copy_x,
+    fetch_ahead,
     multiply,
     next_step,
     wait_for_all,
@@ -53,9 +54,17 @@ def _base(best):
 
 @gluon.jit
 def _tiles_of_program(num_rows, BN: gl.constexpr):
-    """A program's first tile and the one after its last: neighbours, so that later programs have higher rows.
+    """A program's first tile and the one after its last: neighbours, so that later programs have higher rows."""
+    num_tiles = (num_rows + BN - 1) // BN
+    program, programs = gl.program_id(0).to(gl.int64), gl.num_programs(0)
+    return (program * num_tiles // programs).to(gl.int32), ((program + 1) * num_tiles // programs).to(gl.int32)
 
-    The first programs have one more where tiles do not divide: of two on a multiprocessor, which are far apart, one.
+
+@gluon.jit
+def _shared_tiles(num_rows, BN: gl.constexpr):
+    """The same where several programs share a multiprocessor: the first ones have one more tile where they do not divide.
+
+    Programs on one multiprocessor are far apart, so that few have one more.
     """
     num_tiles = (num_rows + BN - 1) // BN
     program, programs = gl.program_id(0), gl.num_programs(0)
@@ -323,6 +332,7 @@ def stream_kernel(
     LOGITS_IN_X: gl.constexpr,
     LATE: gl.constexpr,
     BULK: gl.constexpr,
+    AHEAD: gl.constexpr,
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
@@ -345,8 +355,11 @@ def stream_kernel(
         logit_smem = ring[1][2]._reinterpret(gl.float32, [LN, BM], logit_layout)  # noqa: SLF001  # there is no other way
     else:
         logit_smem = gl.allocate_shared_memory(gl.float32, [LN, BM], logit_layout)
+    other_smem = logit_smem
+    if PARTS == 2:
+        other_smem = ring[1][1]._reinterpret(gl.float32, [LN, BM], logit_layout)  # noqa: SLF001  # there is no other way
 
-    first, after = _tiles_of_program(num_rows, BN)
+    first, after = _shared_tiles(num_rows, BN)
     num_steps = (after - first) * STEPS
     W: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
     S: gl.constexpr = gl.BlockedLayout([1, 8 * NSUB], [16, 2], [num_warps, 1], [1, 0])
@@ -443,17 +456,22 @@ def stream_kernel(
                         ready[1 - TURN],
                         num_warps,
                     )
+                if AHEAD > 0:
+                    at = (num_rows - left, column)
+                    fetch_ahead(words, block_scales, *at, num_rows, AHEAD, KW, BN, num_warps)
                 if not LATE:
                     acc, more, held = wait_for_all(acc, more, held, PARTS)
                 word, column, left = next_step(word, column, left, KW, BN, BK)
         if LATE:
             acc, more, held = wait_for_all(acc, more, held, PARTS)
+        if LOGITS_IN_X:
+            gl.thread_barrier()  # until all warps' products have read what is written now
+        logit_smem.store(acc)
+        if PARTS == 2:
+            other_smem.store(more)
+        gl.thread_barrier()
         for PART in gl.static_range(PARTS):
-            if LOGITS_IN_X:
-                gl.thread_barrier()  # until all warps' products have read what is written now
-            logit_smem.store(acc if PART == 0 else more)
-            gl.thread_barrier()
-            logits = logit_smem.load(_flat(F))
+            logits = (logit_smem if PART == 0 else other_smem).load(_flat(F))
             logits = gl.convert_layout(gl.reshape(logits, [LN // RUN, RUN, BM]), F, assert_trivial=True) * scale
             rows = tile * BN + PART * LN + parts
             allowed = (rows < num_rows) & (m_wide < M)

@@ -178,6 +178,41 @@ def bulk_step(buffers, source, step, ready, BN: gl.constexpr, BM: gl.constexpr):
 
 
 @gluon.jit
+def _into_l2(at):
+    """Asks for the lines of 128 bytes at pointers, without waiting."""
+    address = at.to(gl.int64, bitcast=True)
+    text: gl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    gl.inline_asm_elementwise(text, "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def fetch_ahead(
+    words,
+    block_scales,
+    row,
+    column,
+    num_rows,
+    AHEAD: gl.constexpr,
+    KW: gl.constexpr,
+    BN: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    """Brings into L2 what the copies of the step AHEAD steps of 32 words after the one at `row` and `column` read.
+
+    Memory answers at very different times, and a step waits for the last of its rows. Behind the last row it is the
+    last one again.
+    """
+    word = column // 2 + 32 * AHEAD
+    is_next = word >= KW
+    first = gl.where(is_next, row + BN, row)
+    word = gl.where(is_next, word - KW, word)
+    r = gl.minimum(first + gl.arange(0, BN, gl.BlockedLayout([1], [32], [num_warps], [0])), num_rows - 1).to(gl.int64)
+    _into_l2(words + (r * KW + word))
+    if word % 256 == 0:
+        _into_l2(block_scales + (r * (KW // 2) + word // 2))
+
+
+@gluon.jit
 def multiply(
     acc,
     more,
