@@ -62,7 +62,7 @@ def _tiles_of_program(num_rows, BN: gl.constexpr):
 
 @gluon.jit
 def _shared_tiles(num_rows, BN: gl.constexpr):
-    """The same where several programs share a multiprocessor: the first ones have one more tile where they do not divide.
+    """The same where programs share a multiprocessor: the first ones have one more tile where tiles do not divide.
 
     Programs on one multiprocessor are far apart, so that few have one more.
     """
@@ -379,15 +379,15 @@ def stream_kernel(
         ready = (bulk_barriers(), bulk_barriers())
         fence_async_shared()
         gl.thread_barrier()
-        bulk_expect(ready[0], BN, BM)
-        bulk_weights(ring[0], source, first * BN, column, ready[0])
+        bulk_expect(ready[0], True, BN, BM)
+        bulk_weights(ring[0], source, first * BN, column, ready[0], True)
     else:
         ready = (0, 0)
         copy_weights(ring[0], words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
     if PDL:
         gdc_wait()  # weights were not written by the kernel before this one, all else may be
     if BULK:
-        bulk_x(ring[0], source, column, ready[0], BM)
+        bulk_x(ring[0], source, column, ready[0], True, BM)
     else:
         copy_x(ring[0], packed, column, x_place, has_x, NSUB)
         async_copy.commit_group()
@@ -423,8 +423,6 @@ def stream_kernel(
             for TURN in gl.static_range(2):
                 if BULK:
                     bulk_wait(ready[TURN], (done >> 1) & 1)
-                    if not LATE:
-                        gl.thread_barrier()
                 else:
                     async_copy.wait_group(0)
                     gl.thread_barrier()

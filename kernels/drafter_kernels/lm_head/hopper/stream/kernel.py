@@ -138,11 +138,11 @@ def bulk_barriers():
 
 
 @gluon.jit
-def bulk_expect(ready, BN: gl.constexpr, BM: gl.constexpr):
-    """Tells the barriers of a step how many bytes will come."""
-    mbarrier.expect(ready[0], BN * 128)
-    mbarrier.expect(ready[1], BN * 16)
-    mbarrier.expect(ready[2], 4 * BM * 128)
+def bulk_expect(ready, is_there, BN: gl.constexpr, BM: gl.constexpr):
+    """Tells the barriers of a step how many bytes will come, if the step is there."""
+    mbarrier.expect(ready[0], BN * 128, pred=is_there)
+    mbarrier.expect(ready[1], BN * 16, pred=is_there)
+    mbarrier.expect(ready[2], 4 * BM * 128, pred=is_there)
 
 
 @gluon.jit
@@ -154,27 +154,28 @@ def bulk_wait(ready, phase):
 
 
 @gluon.jit
-def bulk_weights(buffers, source, row, column, ready):
+def bulk_weights(buffers, source, row, column, ready, is_there):
     """Starts the copies of a step's words and scales."""
-    tma.async_copy_global_to_shared(source[1], [row, column // 2], ready[0], buffers[1])
-    tma.async_copy_global_to_shared(source[2], [row, column // 4], ready[1], buffers[0])
+    tma.async_copy_global_to_shared(source[1], [row, column // 2], ready[0], buffers[1], pred=is_there)
+    tma.async_copy_global_to_shared(source[2], [row, column // 4], ready[1], buffers[0], pred=is_there)
 
 
 @gluon.jit
-def bulk_x(buffers, source, column, ready, BM: gl.constexpr):
+def bulk_x(buffers, source, column, ready, is_there, BM: gl.constexpr):
     """Starts the copy of what a step's words meet of x."""
     x_slots = buffers[2]._reinterpret(gl.float16, [4, BM, 64], gl.NVMMASharedLayout(128, 16, 3))  # noqa: SLF001
-    tma.async_copy_global_to_shared(source[0], [0, 0, column], ready[2], x_slots)
+    tma.async_copy_global_to_shared(source[0], [0, 0, column], ready[2], x_slots, pred=is_there)
 
 
 @gluon.jit
 def bulk_step(buffers, source, step, ready, BN: gl.constexpr, BM: gl.constexpr):
-    """As `copy_step`, by one thread."""
+    """As `copy_step`, by one thread, and behind a barrier: until then a warp may read what the last step read."""
     row, column, _, number, num_steps = step
-    if number < num_steps:
-        bulk_expect(ready, BN, BM)
-        bulk_weights(buffers, source, row, column, ready)
-        bulk_x(buffers, source, column, ready, BM)
+    is_there = number < num_steps
+    bulk_expect(ready, is_there, BN, BM)
+    gl.thread_barrier()
+    bulk_weights(buffers, source, row, column, ready, is_there)
+    bulk_x(buffers, source, column, ready, is_there, BM)
 
 
 @gluon.jit
@@ -251,10 +252,10 @@ def multiply(
             acc, more, held = _wait_for_others(acc, more, held, PARTS)
             held = a
             if LATE and SUB == 0 and PART == 0 and SLOT == 0:
-                gl.thread_barrier()  # now no warp's product reads what the last step read
                 if BULK:
                     bulk_step(free, source, step, ready, BN, BM)
                 else:
+                    gl.thread_barrier()  # now no warp's product reads what the last step read
                     copy_step(free, source, step, NSUB)
     return acc, more, held
 
