@@ -297,7 +297,7 @@ def _take(logits, allowed, rows, best, best_row, total):
     """Folds logits [parts, rows, BM] into the best of each part, its row, and the sum of exp(logit - best)."""
     finite = _finite(logits, allowed)
     tile_best = gl.max(finite, 1)
-    is_best = (finite == gl.expand_dims(tile_best, 1)) & allowed
+    is_best = finite == gl.expand_dims(tile_best, 1)  # where nothing is allowed, nothing is better than before
     best_row = gl.where(tile_best > best, gl.min(gl.where(is_best, rows, _NO_ROW), 1), best_row)
     together = gl.maximum(best, tile_best)
     base = _base(together)
@@ -397,7 +397,6 @@ def stream_kernel(
     P: gl.constexpr = gl.SliceLayout(1, F)
     RUN: gl.constexpr = LN * BM // (32 * num_warps)
     m = gl.arange(0, BM, gl.SliceLayout(0, P))
-    m_wide = gl.expand_dims(gl.expand_dims(m, 0), 1)
     part = gl.expand_dims(gl.arange(0, LN // RUN, gl.SliceLayout(1, P)) * RUN, 1)
     parts = gl.expand_dims(part, 1) + gl.expand_dims(gl.expand_dims(gl.arange(0, RUN, _middle(F)), 0), 2)
     best = gl.full([LN // RUN, BM], -float("inf"), gl.float32, P)
@@ -472,7 +471,7 @@ def stream_kernel(
             logits = (logit_smem if PART == 0 else other_smem).load(_flat(F))
             logits = gl.convert_layout(gl.reshape(logits, [LN // RUN, RUN, BM]), F, assert_trivial=True) * scale
             rows = tile * BN + PART * LN + parts
-            allowed = (rows < num_rows) & (m_wide < M)
+            allowed = rows < num_rows  # what rows of x beyond M find is not stored
             if HAS_MASK:
                 ids = rows
                 if HAS_IDS:
