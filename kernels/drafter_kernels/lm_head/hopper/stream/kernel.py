@@ -204,9 +204,8 @@ def fetch_ahead(
     last one again.
     """
     word = column // 2 + 32 * AHEAD
-    is_next = word >= KW
-    first = gl.where(is_next, row + BN, row)
-    word = gl.where(is_next, word - KW, word)
+    first = row + word // KW * BN
+    word %= KW
     r = gl.minimum(first + gl.arange(0, BN, gl.BlockedLayout([1], [32], [num_warps], [0])), num_rows - 1).to(gl.int64)
     _into_l2(words + (r * KW + word))
     if word % 256 == 0:
