@@ -205,28 +205,8 @@ def _lm_head_plans(weight: object, batch: int) -> dict[str, LmHeadPlan]:
             case _ if batch <= 32:
                 found["64 words"] = replace(wide, block_columns=64)
             case _:
-                found |= _many_row_plans(plan)
+                found["tiles of one part"] = replace(plan, block_rows=64)
     return found
-
-
-def _many_row_plans(plan: HopperPlan) -> dict[str, LmHeadPlan]:
-    """For 33 to 64 rows of x: tiles of 64, 128 and 256 rows of the weight; products waited for late; bulk copies."""
-    pairs = replace(plan, max_registers=248)
-    tiles = {
-        "64 rows": replace(pairs, block_rows=64, num_warps=4),
-        "128 rows in two parts": replace(pairs, block_rows=128, num_warps=4),
-        "128 rows, 8 warps": replace(pairs, block_rows=128, num_warps=8, max_registers=128),
-        "256 rows in two parts": replace(pairs, block_rows=256, num_warps=8, programs=plan.programs // 2),
-    }
-    found = {
-        name + (", late" if is_late else "") + (", bulk" if is_bulk else ""): replace(
-            tile, is_late=is_late, is_bulk=is_bulk
-        )
-        for name, tile in tiles.items()
-        for is_late in (False, True)
-        for is_bulk in (False, True)
-    }
-    return {name: tile for name, tile in found.items() if tile != plan}
 
 
 # linear

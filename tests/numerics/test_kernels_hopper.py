@@ -32,16 +32,8 @@ def hopper_plan(columns, batch):
     return plan
 
 
-# Rows of the weight a tile, warps, registers; whether products are waited for late, and copies are bulk copies; and how
-# many steps ahead lines are fetched into L2.
-TILES = [
-    (64, 4, 248, True, False, 0),
-    (64, 4, 248, False, True, 7),
-    (128, 4, 248, False, False, 0),
-    (128, 4, 248, True, True, 4),
-    (128, 8, 128, True, True, 0),
-    (256, 8, 248, False, False, 2),
-]
+# Rows of the weight a tile and warps: one part of 16 rows a warp, or two.
+TILES = [(64, 4), (128, 4), (128, 8), (256, 8)]
 
 
 def test_where_kernels_are_interpreted_the_portable_plans_are_taken():
@@ -113,9 +105,10 @@ def test_ids_and_logprobs_are_the_reference_s(batch, columns):
 @pytest.mark.parametrize(("batch", "columns"), [(7, 1024), (50, 1536)])
 def test_other_tiles_give_the_reference_s(batch, columns, tile):
     """Less than a tile; some tiles a program, the last one not full, with masks; and with a draft vocabulary."""
-    rows, warps, registers, is_late, is_bulk, steps_ahead = tile
-    plan = replace(hopper_plan(columns, batch), block_rows=rows, num_warps=warps, max_registers=registers)
-    plan = replace(plan, block_columns=32, is_late=is_late, is_bulk=is_bulk, steps_ahead=steps_ahead)
+    rows, warps = tile
+    plan = replace(hopper_plan(columns, batch), block_rows=rows, num_warps=warps, block_columns=32)
+    plan = replace(plan, max_registers=128 if tile == (128, 8) else 248)
+    assert plan.has_two_parts == (rows == 32 * warps)
     allowed = torch.rand(3, 6000, generator=torch.Generator().manual_seed(3)) < 0.05
     masks = masks_of(allowed, [row % 4 - 1 for row in range(batch)])
     all_ids = torch.arange(3000, dtype=torch.int32) * 2

@@ -30,8 +30,6 @@ from drafter_kernels.rms_norm import RowNorm
 from drafter_kernels.rms_norm.op import Packing, launch_rms_norm
 
 _REDUCE_BLOCK: Final = 1024
-# Rows of a tile up to which its logits have shared memory of their own; beyond, two programs would not fit.
-_ROWS_WITH_LOGITS_APART: Final = 64
 # Words of a row that a warp multiplies at a time.
 _HOPPER_WORDS: Final = 32
 # One for each thread of the widest program.
@@ -183,10 +181,6 @@ def _first_stage(  # noqa: PLR0917  # what the launches of the kernels are made 
         steps = {
             "NSUB": plan.block_columns // _HOPPER_WORDS,
             "KW": weight.words.shape[1],
-            "LOGITS_IN_X": plan.block_rows > _ROWS_WITH_LOGITS_APART,
-            "LATE": plan.is_late,
-            "BULK": plan.is_bulk,
-            "AHEAD": plan.steps_ahead,
             "maxnreg": plan.max_registers,
         }
         boxes = _boxes(workspace, weight, plan, **bucket)
@@ -205,11 +199,12 @@ def _first_stage(  # noqa: PLR0917  # what the launches of the kernels are made 
 def _boxes(workspace: LmHeadWorkspace, weight: PackedNvfp4, plan: HopperPlan, M: int, BM: int) -> dict[str, Any]:
     """Packed x, words and scales with the boxes of them that a step copies; or what stands for them."""
     words, scales = weight.words, weight.block_scales
-    if not plan.is_bulk:
+    if not plan.has_two_parts:
         return {"x_boxes": workspace.packed, "word_boxes": words, "scale_boxes": scales}
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+    check_aligned(block_scales=scales)
     rows, columns = plan.block_rows, 2 * words.shape[1]
     packed = workspace.packed[: M * 4 * columns].view(M, 4, columns).transpose(0, 1)
     return {

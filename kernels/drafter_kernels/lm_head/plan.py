@@ -52,16 +52,11 @@ class LmHeadPlan:
 class HopperPlan(LmHeadPlan):
     """The same for `lm_head/hopper`: `programs` share the tiles evenly. NVFP4 only.
 
-    For several rows of x a tile has 16 rows of the weight a warp, or twice as many in two parts, which read a step's x
-    both. `is_late`: a step's last product is waited for in the next step. `is_bulk`: one thread copies a step's boxes
-    of 32 words.
+    For several rows of x a tile has 16 rows of the weight a warp, or twice as many in two parts, in steps of 32 words.
     """
 
     programs: int = HOPPER_MULTIPROCESSORS
     max_registers: int = 255
-    is_late: bool = False
-    is_bulk: bool = False
-    steps_ahead: int = 0
 
     def num_programs(self, num_rows: int) -> int:
         """Programs of the first stage: never one without a tile."""
@@ -70,6 +65,11 @@ class HopperPlan(LmHeadPlan):
     def bucket(self, batch: int) -> int:
         """Rows of x that kernels are compiled for."""
         return max(8, next_power_of_2(batch))
+
+    @property
+    def has_two_parts(self) -> bool:
+        """Whether both parts of a tile share a step's x."""
+        return not self.is_vector and self.block_rows == 32 * self.num_warps
 
     def with_masks(self) -> HopperPlan:
         """The same where masks take registers that 16 warps on a multiprocessor do not have: there it is 12."""

@@ -10,20 +10,19 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from drafter_kernels.lm_head.hopper.stream.kernel import (
+    box_barriers,
     buffers_of_step,
-    bulk_barriers,
-    bulk_expect,
-    bulk_step,
-    bulk_wait,
-    bulk_weights,
-    bulk_x,
+    copy_boxes,
     copy_step,
+    copy_weight_boxes,
     copy_weights,
     copy_x,
-    fetch_ahead,
+    copy_x_box,
+    expect_boxes,
     multiply,
     next_step,
     wait_for_all,
+    wait_for_boxes,
 )
 from drafter_kernels.quantize.kernel import DOT8_LACKS, DOT16, FLOAT16_LACKS
 from drafter_kernels.rms_norm.kernel import SCALED_EXPONENT
@@ -329,10 +328,6 @@ def stream_kernel(
     BN: gl.constexpr,
     BM: gl.constexpr,
     NSUB: gl.constexpr,
-    LOGITS_IN_X: gl.constexpr,
-    LATE: gl.constexpr,
-    BULK: gl.constexpr,
-    AHEAD: gl.constexpr,
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
@@ -342,6 +337,9 @@ def stream_kernel(
     way into the other of two buffers, so that K must have an even number of steps. A tile's logits pass through shared
     memory once, so that a thread gets neighbouring rows of one row of x: their mask is one word, and their maximum
     takes no other thread until the end.
+
+    Where BN is twice the rows that the warps multiply at once, both parts of a tile share a step's x. One thread copies
+    boxes then, and the logits lie where the last step's x and words were.
     """
     if PDL:
         gdc_launch_dependents()
@@ -349,15 +347,15 @@ def stream_kernel(
     STEPS: gl.constexpr = KW // BK
     LN: gl.constexpr = 16 * num_warps
     PARTS: gl.constexpr = BN // LN
-    ring = (buffers_of_step(BN, BM, NSUB, BULK), buffers_of_step(BN, BM, NSUB, BULK))
+    IN_BOXES: gl.constexpr = PARTS == 2
+    ring = (buffers_of_step(BN, BM, NSUB, IN_BOXES), buffers_of_step(BN, BM, NSUB, IN_BOXES))
     logit_layout: gl.constexpr = gl.SwizzledSharedLayout(4 if BM >= 32 else 2, 1, min(8, BM // 2), [1, 0])
-    if LOGITS_IN_X:
+    if PARTS == 2:
         logit_smem = ring[1][2]._reinterpret(gl.float32, [LN, BM], logit_layout)  # noqa: SLF001  # there is no other way
+        other_smem = ring[1][1]._reinterpret(gl.float32, [LN, BM], logit_layout)  # noqa: SLF001
     else:
         logit_smem = gl.allocate_shared_memory(gl.float32, [LN, BM], logit_layout)
-    other_smem = logit_smem
-    if PARTS == 2:
-        other_smem = ring[1][1]._reinterpret(gl.float32, [LN, BM], logit_layout)  # noqa: SLF001  # there is no other way
+        other_smem = logit_smem
 
     first, after = _shared_tiles(num_rows, BN)
     num_steps = (after - first) * STEPS
@@ -373,21 +371,20 @@ def stream_kernel(
     x_place = x_place + gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
     has_x = (x_rows % BM < M)[:, None]
     word, column, left = (first * BN).to(gl.int64) * KW, 0, num_rows - first * BN
-    parts_of_step = (words, block_scales, w_place, s_place, w_rows, s_rows, packed, x_place, has_x)
-    source = (x_boxes, word_boxes, scale_boxes) if BULK else parts_of_step
-    if BULK:
-        ready = (bulk_barriers(), bulk_barriers())
+    source = (words, block_scales, w_place, s_place, w_rows, s_rows, packed, x_place, has_x)
+    boxes = (x_boxes, word_boxes, scale_boxes)
+    if IN_BOXES:
+        ready = (box_barriers(), box_barriers())
         fence_async_shared()
         gl.thread_barrier()
-        bulk_expect(ready[0], True, BN, BM)
-        bulk_weights(ring[0], source, first * BN, column, ready[0], True)
+        expect_boxes(ready[0], True, BN, BM)
+        copy_weight_boxes(ring[0], boxes, first * BN, column, ready[0], True)
     else:
-        ready = (0, 0)
         copy_weights(ring[0], words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
     if PDL:
         gdc_wait()  # weights were not written by the kernel before this one, all else may be
-    if BULK:
-        bulk_x(ring[0], source, column, ready[0], True, BM)
+    if IN_BOXES:
+        copy_x_box(ring[0], boxes, column, ready[0], True, BM)
     else:
         copy_x(ring[0], packed, column, x_place, has_x, NSUB)
         async_copy.commit_group()
@@ -420,48 +417,23 @@ def stream_kernel(
         held = gl.zeros([LN, 64], gl.float16, gl.DotOperandLayout(0, D, 2))
         for _ in range(STEPS // 2):
             for TURN in gl.static_range(2):
-                if BULK:
-                    bulk_wait(ready[TURN], (done >> 1) & 1)
+                if IN_BOXES:
+                    wait_for_boxes(ready[TURN], (done >> 1) & 1)
                 else:
                     async_copy.wait_group(0)
                     gl.thread_barrier()
                     fence_async_shared()
                 done += 1
-                free = ring[1 - TURN]
-                step = (num_rows - left if BULK else word, column, left, done, num_steps)
-                if not LATE:
-                    if BULK:
-                        bulk_step(free, source, step, ready[1 - TURN], BN, BM)
-                    else:
-                        copy_step(free, source, step, NSUB)
+                if IN_BOXES:
+                    at = (num_rows - left, column, done, num_steps)
+                    copy_boxes(ring[1 - TURN], boxes, at, ready[1 - TURN], BN, BM)
+                else:
+                    copy_step(ring[1 - TURN], source, (word, column, left, done, num_steps), NSUB)
                 for SUB in gl.static_range(NSUB):
-                    acc, more, held = multiply(
-                        acc,
-                        more,
-                        held,
-                        ring[TURN],
-                        free,
-                        source,
-                        step,
-                        SUB,
-                        BM,
-                        NSUB,
-                        PARTS,
-                        LATE,
-                        BULK,
-                        BN,
-                        ready[1 - TURN],
-                        num_warps,
-                    )
-                if AHEAD > 0:
-                    at = (num_rows - left, column)
-                    fetch_ahead(words, block_scales, *at, num_rows, AHEAD, KW, BN, num_warps)
-                if not LATE:
-                    acc, more, held = wait_for_all(acc, more, held, PARTS)
+                    acc, more, held = multiply(acc, more, held, ring[TURN], SUB, BM, PARTS, num_warps)
+                acc, more, held = wait_for_all(acc, more, held, PARTS)
                 word, column, left = next_step(word, column, left, KW, BN, BK)
-        if LATE:
-            acc, more, held = wait_for_all(acc, more, held, PARTS)
-        if LOGITS_IN_X:
+        if PARTS == 2:
             gl.thread_barrier()  # until all warps' products have read what is written now
         logit_smem.store(acc)
         if PARTS == 2:
@@ -481,7 +453,7 @@ def stream_kernel(
                 else:
                     allowed = allowed & ((((bits if PART == 0 else other_bits) >> (ids % 32)) & 1) != 0)
             best, best_row, total = _take(logits, allowed, rows, best, best_row, total)
-        if BULK and LOGITS_IN_X:
+        if IN_BOXES:
             fence_async_shared()  # before the next copy to where the logits were
     top = gl.max(best, 0)
     total = gl.sum(total * _exp(best - gl.expand_dims(_base(top), 0)), 0)

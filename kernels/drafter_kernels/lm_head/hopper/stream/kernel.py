@@ -35,15 +35,15 @@ def _scale_layout(BN, num_warps):
 
 
 @gluon.jit
-def buffers_of_step(BN: gl.constexpr, BM: gl.constexpr, NSUB: gl.constexpr, BULK: gl.constexpr):
+def buffers_of_step(BN: gl.constexpr, BM: gl.constexpr, NSUB: gl.constexpr, BOXES: gl.constexpr):
     """Shared memory for a step: scales; and once or twice 32 words of each row, and what they meet of x.
 
     Each is an allocation of its own: Triton puts a barrier between accesses to one that may meet.
     """
     x_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     # Both ways of saying it mean the same places in shared memory.
-    word_layout: gl.constexpr = gl.NVMMASharedLayout(128, 32) if BULK else gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
-    flat: gl.constexpr = gl.NVMMASharedLayout(0, 8) if BULK else gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    word_layout: gl.constexpr = gl.NVMMASharedLayout(128, 32) if BOXES else gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
+    flat: gl.constexpr = gl.NVMMASharedLayout(0, 8) if BOXES else gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     scales = gl.allocate_shared_memory(gl.float8e4nv, [BN, 16 * NSUB], flat)
     words = gl.allocate_shared_memory(gl.int32, [BN, 32], word_layout)
     x = gl.allocate_shared_memory(gl.float16, [4 * BM, 64], x_layout)
@@ -125,7 +125,7 @@ def copy_step(buffers, source, step, NSUB: gl.constexpr):
 
 
 @gluon.jit
-def bulk_barriers():
+def box_barriers():
     """Of one step's words, scales and x: each by itself, so that Triton sees that their copies do not meet."""
     LAYOUT: gl.constexpr = mbarrier.MBarrierLayout()
     words = gl.allocate_shared_memory(gl.int64, [1], LAYOUT)
@@ -138,7 +138,7 @@ def bulk_barriers():
 
 
 @gluon.jit
-def bulk_expect(ready, is_there, BN: gl.constexpr, BM: gl.constexpr):
+def expect_boxes(ready, is_there, BN: gl.constexpr, BM: gl.constexpr):
     """Tells the barriers of a step how many bytes will come, if the step is there."""
     mbarrier.expect(ready[0], BN * 128, pred=is_there)
     mbarrier.expect(ready[1], BN * 16, pred=is_there)
@@ -146,7 +146,7 @@ def bulk_expect(ready, is_there, BN: gl.constexpr, BM: gl.constexpr):
 
 
 @gluon.jit
-def bulk_wait(ready, phase):
+def wait_for_boxes(ready, phase):
     """Until all of a step is there."""
     mbarrier.wait(ready[0], phase)
     mbarrier.wait(ready[1], phase)
@@ -154,62 +154,28 @@ def bulk_wait(ready, phase):
 
 
 @gluon.jit
-def bulk_weights(buffers, source, row, column, ready, is_there):
+def copy_weight_boxes(buffers, source, row, column, ready, is_there):
     """Starts the copies of a step's words and scales."""
     tma.async_copy_global_to_shared(source[1], [row, column // 2], ready[0], buffers[1], pred=is_there)
     tma.async_copy_global_to_shared(source[2], [row, column // 4], ready[1], buffers[0], pred=is_there)
 
 
 @gluon.jit
-def bulk_x(buffers, source, column, ready, is_there, BM: gl.constexpr):
+def copy_x_box(buffers, source, column, ready, is_there, BM: gl.constexpr):
     """Starts the copy of what a step's words meet of x."""
     x_slots = buffers[2]._reinterpret(gl.float16, [4, BM, 64], gl.NVMMASharedLayout(128, 16, 3))  # noqa: SLF001
     tma.async_copy_global_to_shared(source[0], [0, 0, column], ready[2], x_slots, pred=is_there)
 
 
 @gluon.jit
-def bulk_step(buffers, source, step, ready, BN: gl.constexpr, BM: gl.constexpr):
+def copy_boxes(buffers, source, step, ready, BN: gl.constexpr, BM: gl.constexpr):
     """As `copy_step`, by one thread, and behind a barrier: until then a warp may read what the last step read."""
-    row, column, _, number, num_steps = step
+    row, column, number, num_steps = step
     is_there = number < num_steps
-    bulk_expect(ready, is_there, BN, BM)
+    expect_boxes(ready, is_there, BN, BM)
     gl.thread_barrier()
-    bulk_weights(buffers, source, row, column, ready, is_there)
-    bulk_x(buffers, source, column, ready, is_there, BM)
-
-
-@gluon.jit
-def _into_l2(at):
-    """Asks for the lines of 128 bytes at pointers, without waiting."""
-    address = at.to(gl.int64, bitcast=True)
-    text: gl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
-    gl.inline_asm_elementwise(text, "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def fetch_ahead(
-    words,
-    block_scales,
-    row,
-    column,
-    num_rows,
-    AHEAD: gl.constexpr,
-    KW: gl.constexpr,
-    BN: gl.constexpr,
-    num_warps: gl.constexpr,
-):
-    """Brings into L2 what the copies of the step AHEAD steps of 32 words after the one at `row` and `column` read.
-
-    Memory answers at very different times, and a step waits for the last of its rows. Behind the last row it is the
-    last one again.
-    """
-    word = column // 2 + 32 * AHEAD
-    first = row + word // KW * BN
-    word %= KW
-    r = gl.minimum(first + gl.arange(0, BN, gl.BlockedLayout([1], [32], [num_warps], [0])), num_rows - 1).to(gl.int64)
-    _into_l2(words + (r * KW + word))
-    if word % 256 == 0:
-        _into_l2(block_scales + (r * (KW // 2) + word // 2))
+    copy_weight_boxes(buffers, source, row, column, ready, is_there)
+    copy_x_box(buffers, source, column, ready, is_there, BM)
 
 
 @gluon.jit
@@ -218,24 +184,16 @@ def multiply(
     more,
     held,
     buffers,
-    free,
-    source,
-    step,
     SUB: gl.constexpr,
     BM: gl.constexpr,
-    NSUB: gl.constexpr,
     PARTS: gl.constexpr,
-    LATE: gl.constexpr,
-    BULK: gl.constexpr,
-    BN: gl.constexpr,
-    ready,
     num_warps: gl.constexpr,
 ):
     """acc [16 num_warps, BM] plus words [16 num_warps, 32] times x; and `more` likewise, of the second of two parts.
 
     Four products each, one for each pair of neighbours in a word. Each thread decodes its words into the very registers
-    that the tensor core reads, while the product before is made. LATE: the last product of a step is still being made
-    when the next step begins, from the registers `held`, and copies into what it reads start here.
+    that the tensor core reads, while the product before is made. The last one is still being made, from the registers
+    `held`.
     """
     x_smem = buffers[2 + 2 * SUB]
     x_slots = x_smem._reinterpret(gl.float16, [4, BM, 64], x_smem.layout)  # noqa: SLF001  # there is no other way
@@ -250,12 +208,6 @@ def multiply(
                 more = warpgroup_mma(a, x, more, is_async=True)
             acc, more, held = _wait_for_others(acc, more, held, PARTS)
             held = a
-            if LATE and SUB == 0 and PART == 0 and SLOT == 0:
-                if BULK:
-                    bulk_step(free, source, step, ready, BN, BM)
-                else:
-                    gl.thread_barrier()  # now no warp's product reads what the last step read
-                    copy_step(free, source, step, NSUB)
     return acc, more, held
 
 
