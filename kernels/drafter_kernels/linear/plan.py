@@ -99,7 +99,7 @@ def plan_linear(
 
 
 def _plan_many(num_out: int, columns: int, *, swiglu: bool, normed: bool) -> LinearPlan:
-    """For 33 to 64 rows of x and a weight of two bytes: steps of 16 kB, or 24 for SwiGLU, in about 100 kB of buffers."""
+    """For 33 to 64 rows of x, weights of two bytes: steps of 16 kB, or 24 for SwiGLU, in about 100 kB of buffers."""
     split = 1 if swiglu else _split(num_out, 64, columns, 64, enough=_ENOUGH_DEEP_PROGRAMS)
     stages = 4 if swiglu else 7 if split > 1 else 6
     return LinearPlan(64, 64, 64, split, 4, stages, norms_first=normed)

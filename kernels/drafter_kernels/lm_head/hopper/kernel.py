@@ -21,6 +21,7 @@ from drafter_kernels.lm_head.hopper.stream.kernel import (
     expect_boxes,
     multiply,
     next_step,
+    places_of_step,
     wait_for_all,
     wait_for_boxes,
 )
@@ -286,9 +287,29 @@ def _middle(fold):
 
 
 @gluon.jit
-def _bits_of_run(base, has_mask, row, num_rows):
-    """The word of the mask for the 32 rows, or fewer, from `row` on: of as many threads' rows, rows [1, BM] or more."""
-    return gl.expand_dims(_mask_words(base, has_mask, row, row, num_rows), 1)
+def _chosen_masks(masks, mask_index, mask_words, m, M):
+    """Where the masks of rows of x begin, and which have one: [1, BM] each."""
+    chosen = gl.expand_dims(gl.load(mask_index + m, mask=m < M, other=-1).to(gl.int64), 0)
+    return masks + chosen * mask_words, chosen >= 0
+
+
+@gluon.jit
+def _bits_of_run(mask, row, num_rows):
+    """The word of the mask for the 32 rows, or fewer, from `row` on."""
+    return gl.expand_dims(_mask_words(mask[0], mask[1], row, row, num_rows), 1)
+
+
+@gluon.jit
+def _allowed(rows, bits, mask, draft_ids, num_rows, HAS_IDS: gl.constexpr, HAS_MASK: gl.constexpr):
+    """Which of a part's rows of the weight may win; what rows of x beyond M find is not stored."""
+    allowed = rows < num_rows
+    if HAS_MASK:
+        ids = rows
+        if HAS_IDS:
+            ids = gl.load(draft_ids + rows, mask=rows < num_rows, other=0)
+            bits = _mask_words(gl.expand_dims(mask[0], 1), gl.expand_dims(mask[1], 1), ids, rows, num_rows)
+        allowed = allowed & (((bits >> (ids % 32)) & 1) != 0)
+    return allowed
 
 
 @gluon.jit
@@ -302,6 +323,18 @@ def _take(logits, allowed, rows, best, best_row, total):
     base = _base(together)
     total = total * _exp(best - base) + gl.sum(_exp(finite - gl.expand_dims(base, 1)), 1)
     return together, best_row, total
+
+
+@gluon.jit
+def _leave(partials, partial_rows, best, best_row, total, m, M):
+    """Writes what a program found, [parts, BM] each."""
+    top = gl.max(best, 0)
+    total = gl.sum(total * _exp(best - gl.expand_dims(_base(top), 0)), 0)
+    best_row = gl.min(gl.where(best == gl.expand_dims(top, 0), best_row, _NO_ROW), 0)
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    gl.store(partials + m * programs + program, top, mask=m < M)
+    gl.store(partials + (M + m) * programs + program, total, mask=m < M)
+    gl.store(partial_rows + m * programs + program, best_row, mask=m < M)
 
 
 @gluon.jit(do_not_specialize=["num_rows", "M", "mask_words"], do_not_specialize_on_alignment=["mask_index"])
@@ -359,19 +392,8 @@ def stream_kernel(
 
     first, after = _shared_tiles(num_rows, BN)
     num_steps = (after - first) * STEPS
-    W: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
-    S: gl.constexpr = gl.BlockedLayout([1, 8 * NSUB], [16, 2], [num_warps, 1], [1, 0])
-    X: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [num_warps, 1], [1, 0])
-    w_rows = gl.arange(0, BN, gl.SliceLayout(1, W))
-    s_rows = gl.arange(0, BN, gl.SliceLayout(1, S))
-    x_rows = gl.arange(0, 4 * BM, gl.SliceLayout(1, X))
-    w_place = (w_rows * KW)[:, None] + gl.arange(0, 32, gl.SliceLayout(0, W))[None, :]
-    s_place = (s_rows * (KW // 2))[:, None] + gl.arange(0, BK // 2, gl.SliceLayout(0, S))[None, :]
-    x_place = ((x_rows % BM) * (8 * KW) + (x_rows // BM) * (2 * KW))[:, None]
-    x_place = x_place + gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
-    has_x = (x_rows % BM < M)[:, None]
     word, column, left = (first * BN).to(gl.int64) * KW, 0, num_rows - first * BN
-    source = (words, block_scales, w_place, s_place, w_rows, s_rows, packed, x_place, has_x)
+    weights, x = places_of_step(packed, words, block_scales, M, KW, BN, BM, NSUB, num_warps)
     boxes = (x_boxes, word_boxes, scale_boxes)
     if IN_BOXES:
         ready = (box_barriers(), box_barriers())
@@ -380,16 +402,15 @@ def stream_kernel(
         expect_boxes(ready[0], True, BN, BM)
         copy_weight_boxes(ring[0], boxes, first * BN, column, ready[0], True)
     else:
-        copy_weights(ring[0], words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
+        copy_weights(ring[0], weights, word, left, NSUB)
     if PDL:
         gdc_wait()  # weights were not written by the kernel before this one, all else may be
     if IN_BOXES:
         copy_x_box(ring[0], boxes, column, ready[0], True, BM)
     else:
-        copy_x(ring[0], packed, column, x_place, has_x, NSUB)
+        copy_x(ring[0], x, column, NSUB)
         async_copy.commit_group()
     word, column, left = next_step(word, column, left, KW, BN, BK)
-
     F: gl.constexpr = _fold_layout(LN, BM, num_warps)
     P: gl.constexpr = gl.SliceLayout(1, F)
     RUN: gl.constexpr = LN * BM // (32 * num_warps)
@@ -401,16 +422,15 @@ def stream_kernel(
     total = gl.zeros([LN // RUN, BM], gl.float32, P)
     scale = gl.load(row_scales + m, mask=m < M, other=0.0) * (gl.load(tensor_scale) * FLOAT16_LACKS)
     scale = gl.expand_dims(gl.expand_dims(scale, 0), 1)
-
     done = 0
     for tile in range(first, after):
+        mask, bits, other_bits = m, m, m  # stand for what there is not
         if HAS_MASK:
-            chosen = gl.expand_dims(gl.load(mask_index + m, mask=m < M, other=-1).to(gl.int64), 0)
-            mask_base, has_mask = masks + chosen * mask_words, chosen >= 0
+            mask = _chosen_masks(masks, mask_index, mask_words, m, M)
         if HAS_MASK and not HAS_IDS:
-            bits = _bits_of_run(mask_base, has_mask, tile * BN + part, num_rows)
+            bits = _bits_of_run(mask, tile * BN + part, num_rows)
             if PARTS == 2:
-                other_bits = _bits_of_run(mask_base, has_mask, tile * BN + LN + part, num_rows)
+                other_bits = _bits_of_run(mask, tile * BN + LN + part, num_rows)
         D: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BM, 16])
         acc = gl.zeros([LN, BM], gl.float32, D)
         more = acc
@@ -428,7 +448,7 @@ def stream_kernel(
                     at = (num_rows - left, column, done, num_steps)
                     copy_boxes(ring[1 - TURN], boxes, at, ready[1 - TURN], BN, BM)
                 else:
-                    copy_step(ring[1 - TURN], source, (word, column, left, done, num_steps), NSUB)
+                    copy_step(ring[1 - TURN], weights, x, (word, column, left, done, num_steps), NSUB)
                 for SUB in gl.static_range(NSUB):
                     acc, more, held = multiply(acc, more, held, ring[TURN], SUB, BM, PARTS, num_warps)
                 acc, more, held = wait_for_all(acc, more, held, PARTS)
@@ -443,22 +463,8 @@ def stream_kernel(
             logits = (logit_smem if PART == 0 else other_smem).load(_flat(F))
             logits = gl.convert_layout(gl.reshape(logits, [LN // RUN, RUN, BM]), F, assert_trivial=True) * scale
             rows = tile * BN + PART * LN + parts
-            allowed = rows < num_rows  # what rows of x beyond M find is not stored
-            if HAS_MASK:
-                ids = rows
-                if HAS_IDS:
-                    ids = gl.load(draft_ids + rows, mask=rows < num_rows, other=0)
-                    bits = _mask_words(gl.expand_dims(mask_base, 1), gl.expand_dims(has_mask, 1), ids, rows, num_rows)
-                    allowed = allowed & (((bits >> (ids % 32)) & 1) != 0)
-                else:
-                    allowed = allowed & ((((bits if PART == 0 else other_bits) >> (ids % 32)) & 1) != 0)
+            allowed = _allowed(rows, bits if PART == 0 else other_bits, mask, draft_ids, num_rows, HAS_IDS, HAS_MASK)
             best, best_row, total = _take(logits, allowed, rows, best, best_row, total)
         if IN_BOXES:
             fence_async_shared()  # before the next copy to where the logits were
-    top = gl.max(best, 0)
-    total = gl.sum(total * _exp(best - gl.expand_dims(_base(top), 0)), 0)
-    best_row = gl.min(gl.where(best == gl.expand_dims(top, 0), best_row, _NO_ROW), 0)
-    program, programs = gl.program_id(0), gl.num_programs(0)
-    gl.store(partials + m * programs + program, top, mask=m < M)
-    gl.store(partials + (M + m) * programs + program, total, mask=m < M)
-    gl.store(partial_rows + m * programs + program, best_row, mask=m < M)
+    _leave(partials, partial_rows, best, best_row, total, m, M)

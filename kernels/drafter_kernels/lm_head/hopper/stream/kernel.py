@@ -56,8 +56,36 @@ def buffers_of_step(BN: gl.constexpr, BM: gl.constexpr, NSUB: gl.constexpr, BOXE
 
 
 @gluon.jit
-def copy_weights(buffers, words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB: gl.constexpr):
+def places_of_step(
+    packed,
+    words,
+    block_scales,
+    M,
+    KW: gl.constexpr,
+    BN: gl.constexpr,
+    BM: gl.constexpr,
+    NSUB: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    """What all threads copy of words and scales, and of x, from the first step's places on; and which rows they are."""
+    W: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
+    S: gl.constexpr = gl.BlockedLayout([1, 8 * NSUB], [16, 2], [num_warps, 1], [1, 0])
+    X: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [num_warps, 1], [1, 0])
+    w_rows = gl.arange(0, BN, gl.SliceLayout(1, W))
+    s_rows = gl.arange(0, BN, gl.SliceLayout(1, S))
+    x_rows = gl.arange(0, 4 * BM, gl.SliceLayout(1, X))
+    w_place = (w_rows * KW)[:, None] + gl.arange(0, 32, gl.SliceLayout(0, W))[None, :]
+    s_place = (s_rows * (KW // 2))[:, None] + gl.arange(0, 16 * NSUB, gl.SliceLayout(0, S))[None, :]
+    x_place = ((x_rows % BM) * (8 * KW) + (x_rows // BM) * (2 * KW))[:, None]
+    x_place = x_place + gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
+    has_x = (x_rows % BM < M)[:, None]
+    return (words, block_scales, w_place, s_place, w_rows, s_rows), (packed, x_place, has_x)
+
+
+@gluon.jit
+def copy_weights(buffers, weights, word, left, NSUB: gl.constexpr):
     """Starts the copies of a step's words, which begin at `word` of all, and scales; `left` rows are there."""
+    words, block_scales, w_place, s_place, w_rows, s_rows = weights
     for SUB in gl.static_range(NSUB):
         here = words + (word + SUB * 32) + w_place
         async_copy.async_copy_global_to_shared(buffers[1 + 2 * SUB], here, mask=(w_rows < left)[:, None])
@@ -67,8 +95,9 @@ def copy_weights(buffers, words, block_scales, word, left, w_place, s_place, w_r
 
 
 @gluon.jit
-def copy_x(buffers, packed, column, x_place, has_x, NSUB: gl.constexpr):
+def copy_x(buffers, x, column, NSUB: gl.constexpr):
     """Starts the copies of what a step's words meet of x, which begins at `column`."""
+    packed, x_place, has_x = x
     for SUB in gl.static_range(NSUB):
         here = packed + (column + SUB * 64) + x_place
         async_copy.async_copy_global_to_shared(buffers[2 + 2 * SUB], here, mask=has_x)
@@ -114,13 +143,12 @@ def _decoded(w, pairs, SLOT: gl.constexpr, BM: gl.constexpr, num_warps: gl.const
 
 
 @gluon.jit
-def copy_step(buffers, source, step, NSUB: gl.constexpr):
+def copy_step(buffers, weights, x, step, NSUB: gl.constexpr):
     """Starts the copies of a step, which is there if its number is below that of all steps."""
     word, column, left, number, num_steps = step
-    words, block_scales, w_place, s_place, w_rows, s_rows, packed, x_place, has_x = source
     if number < num_steps:
-        copy_weights(buffers, words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
-        copy_x(buffers, packed, column, x_place, has_x, NSUB)
+        copy_weights(buffers, weights, word, left, NSUB)
+        copy_x(buffers, x, column, NSUB)
     async_copy.commit_group()
 
 
@@ -154,28 +182,28 @@ def wait_for_boxes(ready, phase):
 
 
 @gluon.jit
-def copy_weight_boxes(buffers, source, row, column, ready, is_there):
+def copy_weight_boxes(buffers, boxes, row, column, ready, is_there):
     """Starts the copies of a step's words and scales."""
-    tma.async_copy_global_to_shared(source[1], [row, column // 2], ready[0], buffers[1], pred=is_there)
-    tma.async_copy_global_to_shared(source[2], [row, column // 4], ready[1], buffers[0], pred=is_there)
+    tma.async_copy_global_to_shared(boxes[1], [row, column // 2], ready[0], buffers[1], pred=is_there)
+    tma.async_copy_global_to_shared(boxes[2], [row, column // 4], ready[1], buffers[0], pred=is_there)
 
 
 @gluon.jit
-def copy_x_box(buffers, source, column, ready, is_there, BM: gl.constexpr):
+def copy_x_box(buffers, boxes, column, ready, is_there, BM: gl.constexpr):
     """Starts the copy of what a step's words meet of x."""
     x_slots = buffers[2]._reinterpret(gl.float16, [4, BM, 64], gl.NVMMASharedLayout(128, 16, 3))  # noqa: SLF001
-    tma.async_copy_global_to_shared(source[0], [0, 0, column], ready[2], x_slots, pred=is_there)
+    tma.async_copy_global_to_shared(boxes[0], [0, 0, column], ready[2], x_slots, pred=is_there)
 
 
 @gluon.jit
-def copy_boxes(buffers, source, step, ready, BN: gl.constexpr, BM: gl.constexpr):
+def copy_boxes(buffers, boxes, step, ready, BN: gl.constexpr, BM: gl.constexpr):
     """As `copy_step`, by one thread, and behind a barrier: until then a warp may read what the last step read."""
     row, column, number, num_steps = step
     is_there = number < num_steps
     expect_boxes(ready, is_there, BN, BM)
     gl.thread_barrier()
-    copy_weight_boxes(buffers, source, row, column, ready, is_there)
-    copy_x_box(buffers, source, column, ready, is_there, BM)
+    copy_weight_boxes(buffers, boxes, row, column, ready, is_there)
+    copy_x_box(buffers, boxes, column, ready, is_there, BM)
 
 
 @gluon.jit
