@@ -204,6 +204,8 @@ def _lm_head_plans(weight: object, batch: int) -> dict[str, LmHeadPlan]:
                 found["3 a multiprocessor"] = replace(plan, programs=396, max_registers=168)
             case _ if batch <= 32:
                 found["64 words"] = replace(wide, block_columns=64)
+            case _:
+                found["tiles of one part"] = replace(plan, block_rows=64)
     return found
 
 

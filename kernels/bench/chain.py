@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -30,7 +30,8 @@ _SUMS: Final = 32
 class ChainSettings:
     """`body` is the format of the projections that may be quantised: fc, k and v stay bf16.
 
-    `overlaps`: products and the LM head of one row start while the kernel before them drains, as in the service.
+    `overlaps`: products of one row, and the LM head of one or of more than 32 (Hopper), start while the kernel before
+    them drains.
     """
 
     batch: int
@@ -149,8 +150,7 @@ class KernelChain:
             name: plan_linear(weight, batch, swiglu=name == "gate_up", normed=name in normed, overlaps=overlaps)
             for name, weight in self.projections.items()
         }
-        plan = plan_lm_head(self.lm_head, batch)
-        self.lm_plan = replace(plan, overlaps=overlaps and plan.is_vector)
+        self.lm_plan = plan_lm_head(self.lm_head, batch, overlaps=overlaps)
         pages = self.head.page_table.shape[1] * size.page_rows
         self.attention_plan = plan_attention(batch, size.num_kv_heads, pages)
 

@@ -45,6 +45,7 @@ PUBLIC_NAMES: dict[str, list[str]] = {
         "plan_lm_head",
     ],
     "drafter_kernels.lm_head.hopper": [],
+    "drafter_kernels.lm_head.hopper.stream": [],
     "drafter_kernels.rms_norm": ["RowNorm", "rms_norm", "rms_norm_reference"],
     "drafter_kernels.linear": [
         "InputNorm",

@@ -32,6 +32,10 @@ def hopper_plan(columns, batch):
     return plan
 
 
+# Rows of the weight a tile and warps: one part of 16 rows a warp, or two.
+TILES = [(64, 4), (128, 4), (128, 8), (256, 8)]
+
+
 def test_where_kernels_are_interpreted_the_portable_plans_are_taken():
     weight = stored("nvfp4", random(64, 1024, seed=1))
     for batch in (1, 8, 64):
@@ -52,6 +56,15 @@ def test_one_row_goes_without_tensor_cores_where_it_fits_registers(columns, batc
 def test_rows_that_do_not_divide_into_steps_have_no_plan():
     assert plans._plan_hopper(4096 // 8 + 2, 8, MULTIPROCESSORS) is None
     assert plans._plan_hopper(2560 // 8 + 32, 8, MULTIPROCESSORS) is None
+
+
+@pytest.mark.parametrize(("batch", "gains"), [(1, True), (8, False), (32, False), (33, True), (64, True)])
+def test_kernels_overlap_where_they_gain_by_it(monkeypatch, batch, gains):
+    monkeypatch.setattr(plans, "hopper_multiprocessors", lambda _device: MULTIPROCESSORS)
+    weight = stored("nvfp4", random(64, 1024, seed=1))
+    assert plan_lm_head(weight, batch, overlaps=True).overlaps == gains
+    assert not plan_lm_head(weight, batch).overlaps
+    assert replace(plan_lm_head(weight, batch, overlaps=True), overlaps=False) == plan_lm_head(weight, batch)
 
 
 def test_every_program_has_a_tile():
@@ -88,6 +101,31 @@ def test_ids_and_logprobs_are_the_reference_s(batch, columns):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("batch", "columns"), [(7, 1024), (50, 1536)])
+def test_other_tiles_give_the_reference_s(batch, columns, tile):
+    """Less than a tile; some tiles a program, the last one not full, with masks; and with a draft vocabulary."""
+    rows, warps = tile
+    plan = replace(hopper_plan(columns, batch), block_rows=rows, num_warps=warps, block_columns=32)
+    plan = replace(plan, max_registers=128 if tile == (128, 8) else 248)
+    assert plan.has_two_parts == (rows == 32 * warps)
+    allowed = torch.rand(3, 6000, generator=torch.Generator().manual_seed(3)) < 0.05
+    masks = masks_of(allowed, [row % 4 - 1 for row in range(batch)])
+    all_ids = torch.arange(3000, dtype=torch.int32) * 2
+    x = random(batch, columns, seed=2, dtype=torch.bfloat16)
+    for count, programs, chosen, ids in ((5, 6, None, None), (1347, 4, masks, None), (3000, 7, masks, all_ids)):
+        weight = stored("nvfp4", random(count, columns, seed=count))
+        used = replace(plan, programs=programs, overlaps=ids is None)
+        choice = {"masks": on_gpu(chosen), "draft_ids": on(DEVICE, ids)}
+        expected = lm_head_reference(x, weight, masks=chosen, draft_ids=ids)
+        expect(run(x, weight, plan=used, device=DEVICE, **choice), expected, x, weight)
+
+
+def on_gpu(masks):
+    return None if masks is None else GrammarMasks(masks.words.to(DEVICE), masks.rows.to(DEVICE))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batch", [1, 5, 12, 20, 50])
 def test_masks_and_a_draft_vocabulary(batch, overlaps):
@@ -101,9 +139,8 @@ def test_masks_and_a_draft_vocabulary(batch, overlaps):
         count = vocab if draft_ids is None else len(draft_ids)
         weight = stored("nvfp4", random(count, 1024, seed=1))
         for masks in (masks_of(allowed, rows), masks_of(allowed, [0] * batch), None):
-            moved = None if masks is None else GrammarMasks(masks.words.to(DEVICE), masks.rows.to(DEVICE))
             on_device = None if draft_ids is None else draft_ids.to(DEVICE)
-            found = run(x, weight, plan=plan, device=DEVICE, draft_ids=on_device, masks=moved)
+            found = run(x, weight, plan=plan, device=DEVICE, draft_ids=on_device, masks=on_gpu(masks))
             expect(found, lm_head_reference(x, weight, draft_ids=draft_ids, masks=masks), x, weight)
 
 

@@ -160,6 +160,22 @@ def test_plans_depend_on_the_bucket_and_split_where_the_output_is_too_little():
     assert plan_linear(wide, 17, normed=True).norms_first
 
 
+def test_33_to_64_rows_take_one_program_a_multiprocessor_with_many_steps_ahead():
+    for rows, columns, options in (
+        (4096, 8192, {}),
+        (4096, 4096, {}),
+        (2048, 4096, {"normed": True}),
+        (10_240, 4096, {"normed": True}),
+        (22_016, 4096, {"normed": True, "swiglu": True}),
+    ):
+        plan = plan_linear(torch.empty(rows, columns, dtype=torch.bfloat16, device="meta"), 33, **options)
+        is_pair = options.get("swiglu", False)
+        step = 2 * plan.block_columns * (plan.block_batch + (2 if is_pair else 1) * plan.block_rows)
+        assert 90_000 < step * plan.num_stages < 120_000  # of the 227 kB of a multiprocessor
+        assert plan.split == 1 or plan.split * plan.num_tiles(64, rows) <= 132
+        assert plan.norms_first == options.get("normed", False)
+
+
 @pytest.mark.parametrize("batch", [1, 8, 64, 200])
 def test_kernels_whose_programs_do_not_all_run_at_once_never_overlap(batch):
     for kind in (torch.bfloat16, torch.float32):

@@ -10,8 +10,9 @@ from drafter_kernels.hopper import hopper_multiprocessors
 from drafter_kernels.linear.reference import LinearWeight
 from drafter_kernels.quantize import Fp8BlockWeight, Fp8Weight, PackedNvfp4, weight_shape
 
-# Programs that keep a device of 132 multiprocessors reading, with two or three on each.
+# Programs that keep a device of 132 multiprocessors reading, with two or three on each; or one with many steps ahead.
 _ENOUGH_PROGRAMS: Final = 264
+_ENOUGH_DEEP_PROGRAMS: Final = 132
 _MAX_SPLIT: Final = 8
 # Elements of x that fit the registers of a program of Hopper's kernels for one row.
 _WAVE_COLUMNS: Final = 16_384
@@ -87,12 +88,21 @@ def plan_linear(
         return LinearPlan(64, min(bucket, 32), 32, 1, 4, 2)
     if bucket > 64:
         return LinearPlan(128, 128, 64, 1, 8, 3 if swiglu else 4, norms_first=normed)
+    if bucket == 64 and not isinstance(weight, Fp8Weight | Fp8BlockWeight):
+        return _plan_many(num_out, columns, swiglu=swiglu, normed=normed)
     steps = 128 if bucket == 16 else 64
     split = 1 if swiglu else _split(num_out, 64, columns, steps)
     # Up to 16 rows the norm is taken on the way, unless that would keep K whole where the output alone is too little.
     norms_first = normed and (bucket > 16 or split > 1)
     stages = 3 if swiglu else 4
     return LinearPlan(64, bucket, steps, split, 4, stages, norms_first=norms_first)
+
+
+def _plan_many(num_out: int, columns: int, *, swiglu: bool, normed: bool) -> LinearPlan:
+    """For 33 to 64 rows of x, weights of two bytes: steps of 16 kB, or 24 for SwiGLU, in about 100 kB of buffers."""
+    split = 1 if swiglu else _split(num_out, 64, columns, 64, enough=_ENOUGH_DEEP_PROGRAMS)
+    stages = 4 if swiglu else 7 if split > 1 else 6
+    return LinearPlan(64, 64, 64, split, 4, stages, norms_first=normed)
 
 
 def _one_row_plan(weight: LinearWeight, *, swiglu: bool, normed: bool, overlaps: bool) -> LinearPlan | None:
@@ -180,10 +190,10 @@ def batch_bucket(batch: int) -> int:
     return min(128, max(16, next_power_of_2(batch)))
 
 
-def _split(num_out: int, block_rows: int, columns: int, block_columns: int) -> int:
+def _split(num_out: int, block_rows: int, columns: int, block_columns: int, *, enough: int = _ENOUGH_PROGRAMS) -> int:
     """Parts of K: a power of two, with four steps or more in each."""
     tiles = -(-num_out // block_rows)
     split = 1
-    while split < _MAX_SPLIT and 2 * split * tiles <= _ENOUGH_PROGRAMS and columns // block_columns >= 4 * 2 * split:
+    while split < _MAX_SPLIT and 2 * split * tiles <= enough and columns // block_columns >= 4 * 2 * split:
         split *= 2
     return split

@@ -183,7 +183,8 @@ def _first_stage(  # noqa: PLR0917  # what the launches of the kernels are made 
             "KW": weight.words.shape[1],
             "maxnreg": plan.max_registers,
         }
-        stream_kernel[grid](workspace.packed, words=weight.words, **options | bucket | steps)
+        boxes = _boxes(workspace, weight, plan, **bucket)
+        stream_kernel[grid](workspace.packed, words=weight.words, **options | bucket | steps | boxes)
         return
     from drafter_kernels.lm_head import kernel
 
@@ -193,6 +194,24 @@ def _first_stage(  # noqa: PLR0917  # what the launches of the kernels are made 
         kernel.nvfp4_vector_kernel[grid](workspace.packed.view(torch.int32), TILES=plan.tiles, **options)
     else:
         kernel.nvfp4_kernel[grid](workspace.packed, **bucket, **options)
+
+
+def _boxes(workspace: LmHeadWorkspace, weight: PackedNvfp4, plan: HopperPlan, M: int, BM: int) -> dict[str, Any]:
+    """Packed x, words and scales with the boxes of them that a step copies; or what stands for them."""
+    words, scales = weight.words, weight.block_scales
+    if not plan.has_two_parts:
+        return {"x_boxes": workspace.packed, "word_boxes": words, "scale_boxes": scales}
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    check_aligned(block_scales=scales)
+    rows, columns = plan.block_rows, 2 * words.shape[1]
+    packed = workspace.packed[: M * 4 * columns].view(M, 4, columns).transpose(0, 1)
+    return {
+        "x_boxes": TensorDescriptor.from_tensor(packed, [4, BM, 64], gl.NVMMASharedLayout(128, 16, 3)),
+        "word_boxes": TensorDescriptor.from_tensor(words, [rows, 32], gl.NVMMASharedLayout(128, 32)),
+        "scale_boxes": TensorDescriptor.from_tensor(scales, [rows, 16], gl.NVMMASharedLayout(0, 8)),
+    }
 
 
 def _only_stage(  # noqa: PLR0917  # what the launch is made of

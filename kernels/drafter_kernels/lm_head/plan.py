@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import Tensor
@@ -17,6 +17,8 @@ MAX_ROWS: Final = 64
 
 # Columns (in words) whose x fits the registers of a warp, and the least that a warp reads at once.
 _VECTOR_WORDS: Final = (128, 256, 512)
+# Up to here a tile of the weight's rows has one part: three programs share a multiprocessor.
+_FEW_ROWS: Final = 32
 # As many as 128 registers a thread allow on a multiprocessor.
 _ALL_WARPS: Final = 16
 
@@ -48,7 +50,10 @@ class LmHeadPlan:
 
 @dataclass(frozen=True)
 class HopperPlan(LmHeadPlan):
-    """The same for `lm_head/hopper`: `programs` share the tiles evenly. NVFP4 only."""
+    """The same for `lm_head/hopper`: `programs` share the tiles evenly. NVFP4 only.
+
+    For several rows of x a tile has 16 rows of the weight a warp, or twice as many in two parts, in steps of 32 words.
+    """
 
     programs: int = HOPPER_MULTIPROCESSORS
     max_registers: int = 255
@@ -60,6 +65,11 @@ class HopperPlan(LmHeadPlan):
     def bucket(self, batch: int) -> int:
         """Rows of x that kernels are compiled for."""
         return max(8, next_power_of_2(batch))
+
+    @property
+    def has_two_parts(self) -> bool:
+        """Whether both parts of a tile share a step's x."""
+        return not self.is_vector and self.block_rows == 32 * self.num_warps
 
     def with_masks(self) -> HopperPlan:
         """The same where masks take registers that 16 warps on a multiprocessor do not have: there it is 12."""
@@ -77,8 +87,17 @@ class HopperPlan(LmHeadPlan):
         )
 
 
-def plan_lm_head(weight: LmHeadWeight, batch: int) -> LmHeadPlan:
-    """The plan for `batch` rows of x: one for each kind of weight and bucket of the batch (1, 8, 16, 32 or 64 rows)."""
+def plan_lm_head(weight: LmHeadWeight, batch: int, *, overlaps: bool = False) -> LmHeadPlan:
+    """The plan for `batch` rows of x: one for each kind of weight and bucket of the batch (1, 8, 16, 32 or 64 rows).
+
+    With `overlaps` the kernels that gain by it overlap: those for one row, and Hopper's for more than 32.
+    """
+    plan = _plan_apart(weight, batch)
+    gains = plan.is_vector or (isinstance(plan, HopperPlan) and batch > _FEW_ROWS)
+    return replace(plan, overlaps=overlaps and gains)
+
+
+def _plan_apart(weight: LmHeadWeight, batch: int) -> LmHeadPlan:
     if isinstance(weight, PackedNvfp4):
         multiprocessors = hopper_multiprocessors(weight.words.device)
         hopper = _plan_hopper(weight.words.shape[1], batch, multiprocessors) if multiprocessors else None
@@ -108,9 +127,9 @@ def _plan_hopper(words: int, batch: int, multiprocessors: int) -> HopperPlan | N
         return HopperPlan(64, 64, 4, 2, programs=2 * multiprocessors, max_registers=248)
     if words % 64:
         return None
-    if batch <= 32:
+    if batch <= _FEW_ROWS:
         return HopperPlan(64, 32, 4, 2, programs=3 * multiprocessors, max_registers=168)
-    return HopperPlan(64, 32, 4, 2, programs=2 * multiprocessors, max_registers=248)
+    return HopperPlan(128, 32, 4, 2, programs=2 * multiprocessors, max_registers=248)
 
 
 def weight_data(weight: LmHeadWeight) -> Tensor:

@@ -6,10 +6,26 @@ What it leaves is as `lm_head/kernel.py` leaves it: one maximum, its row and a s
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from drafter_kernels.quantize.kernel import DOT8_LACKS, DOT16, FLOAT16_LACKS, FLOAT16_NEIGHBOURS, FLOAT16_UP
+from drafter_kernels.lm_head.hopper.stream.kernel import (
+    box_barriers,
+    buffers_of_step,
+    copy_boxes,
+    copy_step,
+    copy_weight_boxes,
+    copy_weights,
+    copy_x,
+    copy_x_box,
+    expect_boxes,
+    multiply,
+    next_step,
+    places_of_step,
+    wait_for_all,
+    wait_for_boxes,
+)
+from drafter_kernels.quantize.kernel import DOT8_LACKS, DOT16, FLOAT16_LACKS
 from drafter_kernels.rms_norm.kernel import SCALED_EXPONENT
 
 _LARGEST = gl.constexpr(3.4028234663852886e38)
@@ -42,6 +58,19 @@ def _tiles_of_program(num_rows, BN: gl.constexpr):
     num_tiles = (num_rows + BN - 1) // BN
     program, programs = gl.program_id(0).to(gl.int64), gl.num_programs(0)
     return (program * num_tiles // programs).to(gl.int32), ((program + 1) * num_tiles // programs).to(gl.int32)
+
+
+@gluon.jit
+def _shared_tiles(num_rows, BN: gl.constexpr):
+    """The same where programs share a multiprocessor: the first ones have one more tile where tiles do not divide.
+
+    Programs on one multiprocessor are far apart, so that few have one more.
+    """
+    num_tiles = (num_rows + BN - 1) // BN
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    share, more = num_tiles // programs, num_tiles % programs
+    first = program * share + gl.minimum(program, more)
+    return first, first + share + gl.where(program < more, 1, 0)
 
 
 @gluon.jit
@@ -238,32 +267,6 @@ def vector_kernel(
 
 
 @gluon.constexpr_function
-def _warp_bases(step, num_warps, rank):
-    return [[step << i] + [0] * (rank - 1) for i in range(num_warps.bit_length() - 1)]
-
-
-@gluon.constexpr_function
-def _word_layout(BN, num_warps):
-    """[BN, 32] words as a warp reads them: a thread has 8 neighbours, 32 bytes, of rows i and i + 8.
-
-    In this order threads of two rows never meet in a bank of shared memory, and they hold what the tensor core takes of
-    them: an element of four of its words at a time, with x packed accordingly (`Packing.FRAGMENTS`).
-    """
-    lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [8, 0]], lanes, _warp_bases(16, num_warps, 2), [], [BN, 32]
-    )
-
-
-@gluon.constexpr_function
-def _scale_layout(BN, num_warps):
-    """[BN, 16 blocks, 2 words] beside `_word_layout`."""
-    registers = [[0, 0, 1], [0, 1, 0], [0, 2, 0], [8, 0, 0]]
-    lanes = [[0, 4, 0], [0, 8, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, _warp_bases(16, num_warps, 3), [], [BN, 16, 2])
-
-
-@gluon.constexpr_function
 def _fold_layout(BN, BM, num_warps):
     """[parts, rows of a part, BM]: a thread has neighbouring rows of one row of x, within 32."""
     columns = min(32, BM)
@@ -284,84 +287,29 @@ def _middle(fold):
 
 
 @gluon.jit
-def _buffers(BN: gl.constexpr, BM: gl.constexpr, NSUB: gl.constexpr):
-    """Shared memory for a step: scales; and once or twice 32 words of each row, and what they meet of x.
-
-    Each is an allocation of its own: Triton puts a barrier between accesses to one that may meet.
-    """
-    word_layout: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
-    x_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
-    scales = gl.allocate_shared_memory(gl.float8e4nv, [BN, 16 * NSUB], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    words = gl.allocate_shared_memory(gl.int32, [BN, 32], word_layout)
-    x = gl.allocate_shared_memory(gl.float16, [4 * BM, 64], x_layout)
-    more_words = words
-    more_x = x
-    if NSUB == 2:
-        more_words = gl.allocate_shared_memory(gl.int32, [BN, 32], word_layout)
-        more_x = gl.allocate_shared_memory(gl.float16, [4 * BM, 64], x_layout)
-    return scales, words, x, more_words, more_x
+def _chosen_masks(masks, mask_index, mask_words, m, M):
+    """Where the masks of rows of x begin, and which have one: [1, BM] each."""
+    chosen = gl.expand_dims(gl.load(mask_index + m, mask=m < M, other=-1).to(gl.int64), 0)
+    return masks + chosen * mask_words, chosen >= 0
 
 
 @gluon.jit
-def _copy_weights(buffers, words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB: gl.constexpr):
-    """Starts the copies of a step's words, which begin at `word` of all, and scales; `left` rows are there."""
-    for SUB in gl.static_range(NSUB):
-        here = words + (word + SUB * 32) + w_place
-        async_copy.async_copy_global_to_shared(buffers[1 + 2 * SUB], here, mask=(w_rows < left)[:, None])
-    async_copy.async_copy_global_to_shared(
-        buffers[0], block_scales + word // 2 + s_place, mask=(s_rows < left)[:, None]
-    )
+def _bits_of_run(mask, row, num_rows):
+    """The word of the mask for the 32 rows, or fewer, from `row` on."""
+    return gl.expand_dims(_mask_words(mask[0], mask[1], row, row, num_rows), 1)
 
 
 @gluon.jit
-def _copy_x(buffers, packed, column, x_place, has_x, NSUB: gl.constexpr):
-    for SUB in gl.static_range(NSUB):
-        here = packed + (column + SUB * 64) + x_place
-        async_copy.async_copy_global_to_shared(buffers[2 + 2 * SUB], here, mask=has_x)
-
-
-@gluon.jit
-def _next_step(word, column, left, KW: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr):
-    """Where the step after this one begins: further along K, or in the next BN rows."""
-    is_last = column == 2 * (KW - BK)
-    word += gl.where(is_last, BN * KW - KW + BK, BK)
-    return word, gl.where(is_last, 0, column + 2 * BK), gl.where(is_last, left - BN, left)
-
-
-@gluon.jit
-def _multiply(acc, buffers, SUB: gl.constexpr, BN: gl.constexpr, BM: gl.constexpr, num_warps: gl.constexpr):
-    """acc [BN, BM] plus words [BN, 32] times x: four products, one for each pair of neighbours in a word.
-
-    Each thread decodes its words into the very registers that the tensor core reads, while the product before is made.
-    """
-    A: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BM, 16]), 2)
-    w = buffers[1 + 2 * SUB].load(_word_layout(BN, num_warps))
-    s = buffers[0].slice(SUB * 16, 16, 1).load(gl.SliceLayout(2, _scale_layout(BN, num_warps)))
-    x_smem = buffers[2 + 2 * SUB]
-    x_slots = x_smem._reinterpret(gl.float16, [4, BM, 64], x_smem.layout)  # noqa: SLF001  # there is no other way
-    scales = s.to(gl.float16) * FLOAT16_UP
-    pairs = gl.inline_asm_elementwise("mov.b32 $0, {$1, $1};", "=r,h", [scales], dtype=gl.int32, is_pure=True, pack=1)
-    wide = gl.zeros([BN, 16, 2], gl.int32, _scale_layout(BN, num_warps))
-    pairs = gl.reshape(gl.broadcast(gl.expand_dims(pairs, 2), wide)[0], [BN, 32])
-    pairs = gl.convert_layout(pairs, _word_layout(BN, num_warps), assert_trivial=True)
-    held = w
-    for SLOT in gl.static_range(4):
-        low, high = gl.inline_asm_elementwise(
-            FLOAT16_NEIGHBOURS[SLOT],
-            "=h,=h,r,r",
-            [w, pairs],
-            dtype=(gl.float16, gl.float16),
-            is_pure=True,
-            pack=1,
-        )
-        turned = gl.permute(gl.reshape(gl.join(low, high), [BN, 4, 8, 2]), [0, 2, 1, 3])
-        a = gl.convert_layout(gl.reshape(turned, [BN, 64]), A, assert_trivial=True)
-        acc = warpgroup_mma(a, x_slots.index(SLOT).permute((1, 0)), acc, is_async=True)
-        if SLOT > 0:
-            acc, held = warpgroup_mma_wait(1, deps=(acc, held))
-        held = a
-    acc, held = warpgroup_mma_wait(0, deps=(acc, held))
-    return acc
+def _allowed(rows, bits, mask, draft_ids, num_rows, HAS_IDS: gl.constexpr, HAS_MASK: gl.constexpr):
+    """Which of a part's rows of the weight may win; what rows of x beyond M find is not stored."""
+    allowed = rows < num_rows
+    if HAS_MASK:
+        ids = rows
+        if HAS_IDS:
+            ids = gl.load(draft_ids + rows, mask=rows < num_rows, other=0)
+            bits = _mask_words(gl.expand_dims(mask[0], 1), gl.expand_dims(mask[1], 1), ids, rows, num_rows)
+        allowed = allowed & (((bits >> (ids % 32)) & 1) != 0)
+    return allowed
 
 
 @gluon.jit
@@ -369,12 +317,24 @@ def _take(logits, allowed, rows, best, best_row, total):
     """Folds logits [parts, rows, BM] into the best of each part, its row, and the sum of exp(logit - best)."""
     finite = _finite(logits, allowed)
     tile_best = gl.max(finite, 1)
-    is_best = (finite == gl.expand_dims(tile_best, 1)) & allowed
+    is_best = finite == gl.expand_dims(tile_best, 1)  # where nothing is allowed, nothing is better than before
     best_row = gl.where(tile_best > best, gl.min(gl.where(is_best, rows, _NO_ROW), 1), best_row)
     together = gl.maximum(best, tile_best)
     base = _base(together)
     total = total * _exp(best - base) + gl.sum(_exp(finite - gl.expand_dims(base, 1)), 1)
     return together, best_row, total
+
+
+@gluon.jit
+def _leave(partials, partial_rows, best, best_row, total, m, M):
+    """Writes what a program found, [parts, BM] each."""
+    top = gl.max(best, 0)
+    total = gl.sum(total * _exp(best - gl.expand_dims(_base(top), 0)), 0)
+    best_row = gl.min(gl.where(best == gl.expand_dims(top, 0), best_row, _NO_ROW), 0)
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    gl.store(partials + m * programs + program, top, mask=m < M)
+    gl.store(partials + (M + m) * programs + program, total, mask=m < M)
+    gl.store(partial_rows + m * programs + program, best_row, mask=m < M)
 
 
 @gluon.jit(do_not_specialize=["num_rows", "M", "mask_words"], do_not_specialize_on_alignment=["mask_index"])
@@ -392,6 +352,9 @@ def stream_kernel(
     num_rows,
     M,
     mask_words,
+    x_boxes,
+    word_boxes,
+    scale_boxes,
     KW: gl.constexpr,
     HAS_IDS: gl.constexpr,
     HAS_MASK: gl.constexpr,
@@ -407,88 +370,101 @@ def stream_kernel(
     way into the other of two buffers, so that K must have an even number of steps. A tile's logits pass through shared
     memory once, so that a thread gets neighbouring rows of one row of x: their mask is one word, and their maximum
     takes no other thread until the end.
+
+    Where BN is twice the rows that the warps multiply at once, both parts of a tile share a step's x. One thread copies
+    boxes then, and the logits lie where the last step's x and words were.
     """
     if PDL:
         gdc_launch_dependents()
     BK: gl.constexpr = 32 * NSUB
     STEPS: gl.constexpr = KW // BK
-    ring = (_buffers(BN, BM, NSUB), _buffers(BN, BM, NSUB))
+    LN: gl.constexpr = 16 * num_warps
+    PARTS: gl.constexpr = BN // LN
+    IN_BOXES: gl.constexpr = PARTS == 2
+    ring = (buffers_of_step(BN, BM, NSUB, IN_BOXES), buffers_of_step(BN, BM, NSUB, IN_BOXES))
     logit_layout: gl.constexpr = gl.SwizzledSharedLayout(4 if BM >= 32 else 2, 1, min(8, BM // 2), [1, 0])
-    logit_smem = gl.allocate_shared_memory(gl.float32, [BN, BM], logit_layout)
+    if PARTS == 2:
+        logit_smem = ring[1][2]._reinterpret(gl.float32, [LN, BM], logit_layout)  # noqa: SLF001  # there is no other way
+        other_smem = ring[1][1]._reinterpret(gl.float32, [LN, BM], logit_layout)  # noqa: SLF001
+    else:
+        logit_smem = gl.allocate_shared_memory(gl.float32, [LN, BM], logit_layout)
+        other_smem = logit_smem
 
-    first, after = _tiles_of_program(num_rows, BN)
+    first, after = _shared_tiles(num_rows, BN)
     num_steps = (after - first) * STEPS
-    W: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
-    S: gl.constexpr = gl.BlockedLayout([1, 8 * NSUB], [16, 2], [num_warps, 1], [1, 0])
-    X: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [num_warps, 1], [1, 0])
-    w_rows = gl.arange(0, BN, gl.SliceLayout(1, W))
-    s_rows = gl.arange(0, BN, gl.SliceLayout(1, S))
-    x_rows = gl.arange(0, 4 * BM, gl.SliceLayout(1, X))
-    w_place = (w_rows * KW)[:, None] + gl.arange(0, 32, gl.SliceLayout(0, W))[None, :]
-    s_place = (s_rows * (KW // 2))[:, None] + gl.arange(0, BK // 2, gl.SliceLayout(0, S))[None, :]
-    x_place = ((x_rows % BM) * (8 * KW) + (x_rows // BM) * (2 * KW))[:, None]
-    x_place = x_place + gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
-    has_x = (x_rows % BM < M)[:, None]
     word, column, left = (first * BN).to(gl.int64) * KW, 0, num_rows - first * BN
-    _copy_weights(ring[0], words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
+    weights, x = places_of_step(packed, words, block_scales, M, KW, BN, BM, NSUB, num_warps)
+    boxes = (x_boxes, word_boxes, scale_boxes)
+    if IN_BOXES:
+        ready = (box_barriers(), box_barriers())
+        fence_async_shared()
+        gl.thread_barrier()
+        expect_boxes(ready[0], True, BN, BM)
+        copy_weight_boxes(ring[0], boxes, first * BN, column, ready[0], True)
+    else:
+        copy_weights(ring[0], weights, word, left, NSUB)
     if PDL:
         gdc_wait()  # weights were not written by the kernel before this one, all else may be
-    _copy_x(ring[0], packed, column, x_place, has_x, NSUB)
-    async_copy.commit_group()
-    word, column, left = _next_step(word, column, left, KW, BN, BK)
-
-    F: gl.constexpr = _fold_layout(BN, BM, num_warps)
+    if IN_BOXES:
+        copy_x_box(ring[0], boxes, column, ready[0], True, BM)
+    else:
+        copy_x(ring[0], x, column, NSUB)
+        async_copy.commit_group()
+    word, column, left = next_step(word, column, left, KW, BN, BK)
+    F: gl.constexpr = _fold_layout(LN, BM, num_warps)
     P: gl.constexpr = gl.SliceLayout(1, F)
-    RUN: gl.constexpr = BN * BM // (32 * num_warps)
+    RUN: gl.constexpr = LN * BM // (32 * num_warps)
     m = gl.arange(0, BM, gl.SliceLayout(0, P))
-    m_wide = gl.expand_dims(gl.expand_dims(m, 0), 1)
-    part = gl.expand_dims(gl.arange(0, BN // RUN, gl.SliceLayout(1, P)) * RUN, 1)
+    part = gl.expand_dims(gl.arange(0, LN // RUN, gl.SliceLayout(1, P)) * RUN, 1)
     parts = gl.expand_dims(part, 1) + gl.expand_dims(gl.expand_dims(gl.arange(0, RUN, _middle(F)), 0), 2)
-    best = gl.full([BN // RUN, BM], -float("inf"), gl.float32, P)
-    best_row = gl.full([BN // RUN, BM], _NO_ROW, gl.int32, P)
-    total = gl.zeros([BN // RUN, BM], gl.float32, P)
+    best = gl.full([LN // RUN, BM], -float("inf"), gl.float32, P)
+    best_row = gl.full([LN // RUN, BM], _NO_ROW, gl.int32, P)
+    total = gl.zeros([LN // RUN, BM], gl.float32, P)
     scale = gl.load(row_scales + m, mask=m < M, other=0.0) * (gl.load(tensor_scale) * FLOAT16_LACKS)
     scale = gl.expand_dims(gl.expand_dims(scale, 0), 1)
-
     done = 0
     for tile in range(first, after):
+        mask, bits, other_bits = m, m, m  # stand for what there is not
         if HAS_MASK:
-            chosen = gl.expand_dims(gl.load(mask_index + m, mask=m < M, other=-1).to(gl.int64), 0)
-            mask_base, has_mask = masks + chosen * mask_words, chosen >= 0
+            mask = _chosen_masks(masks, mask_index, mask_words, m, M)
         if HAS_MASK and not HAS_IDS:
-            bits = gl.expand_dims(_mask_words(mask_base, has_mask, tile * BN + part, tile * BN + part, num_rows), 1)
-        acc = gl.zeros([BN, BM], gl.float32, gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BM, 16]))
+            bits = _bits_of_run(mask, tile * BN + part, num_rows)
+            if PARTS == 2:
+                other_bits = _bits_of_run(mask, tile * BN + LN + part, num_rows)
+        D: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BM, 16])
+        acc = gl.zeros([LN, BM], gl.float32, D)
+        more = acc
+        held = gl.zeros([LN, 64], gl.float16, gl.DotOperandLayout(0, D, 2))
         for _ in range(STEPS // 2):
             for TURN in gl.static_range(2):
-                async_copy.wait_group(0)
-                gl.thread_barrier()
-                fence_async_shared()
+                if IN_BOXES:
+                    wait_for_boxes(ready[TURN], (done >> 1) & 1)
+                else:
+                    async_copy.wait_group(0)
+                    gl.thread_barrier()
+                    fence_async_shared()
                 done += 1
-                if done < num_steps:
-                    free = ring[1 - TURN]
-                    _copy_weights(free, words, block_scales, word, left, w_place, s_place, w_rows, s_rows, NSUB)
-                    _copy_x(free, packed, column, x_place, has_x, NSUB)
-                async_copy.commit_group()
-                word, column, left = _next_step(word, column, left, KW, BN, BK)
+                if IN_BOXES:
+                    at = (num_rows - left, column, done, num_steps)
+                    copy_boxes(ring[1 - TURN], boxes, at, ready[1 - TURN], BN, BM)
+                else:
+                    copy_step(ring[1 - TURN], weights, x, (word, column, left, done, num_steps), NSUB)
                 for SUB in gl.static_range(NSUB):
-                    acc = _multiply(acc, ring[TURN], SUB, BN, BM, num_warps)
+                    acc, more, held = multiply(acc, more, held, ring[TURN], SUB, BM, PARTS, num_warps)
+                acc, more, held = wait_for_all(acc, more, held, PARTS)
+                word, column, left = next_step(word, column, left, KW, BN, BK)
+        if PARTS == 2:
+            gl.thread_barrier()  # until all warps' products have read what is written now
         logit_smem.store(acc)
+        if PARTS == 2:
+            other_smem.store(more)
         gl.thread_barrier()
-        logits = logit_smem.load(_flat(F))
-        logits = gl.convert_layout(gl.reshape(logits, [BN // RUN, RUN, BM]), F, assert_trivial=True) * scale
-        rows = tile * BN + parts
-        allowed = (rows < num_rows) & (m_wide < M)
-        if HAS_MASK:
-            ids = rows
-            if HAS_IDS:
-                ids = gl.load(draft_ids + rows, mask=rows < num_rows, other=0)
-                bits = _mask_words(gl.expand_dims(mask_base, 1), gl.expand_dims(has_mask, 1), ids, rows, num_rows)
-            allowed = allowed & (((bits >> (ids % 32)) & 1) != 0)
-        best, best_row, total = _take(logits, allowed, rows, best, best_row, total)
-    top = gl.max(best, 0)
-    total = gl.sum(total * _exp(best - gl.expand_dims(_base(top), 0)), 0)
-    best_row = gl.min(gl.where(best == gl.expand_dims(top, 0), best_row, _NO_ROW), 0)
-    program, programs = gl.program_id(0), gl.num_programs(0)
-    gl.store(partials + m * programs + program, top, mask=m < M)
-    gl.store(partials + (M + m) * programs + program, total, mask=m < M)
-    gl.store(partial_rows + m * programs + program, best_row, mask=m < M)
+        for PART in gl.static_range(PARTS):
+            logits = (logit_smem if PART == 0 else other_smem).load(_flat(F))
+            logits = gl.convert_layout(gl.reshape(logits, [LN // RUN, RUN, BM]), F, assert_trivial=True) * scale
+            rows = tile * BN + PART * LN + parts
+            allowed = _allowed(rows, bits if PART == 0 else other_bits, mask, draft_ids, num_rows, HAS_IDS, HAS_MASK)
+            best, best_row, total = _take(logits, allowed, rows, best, best_row, total)
+        if IN_BOXES:
+            fence_async_shared()  # before the next copy to where the logits were
+    _leave(partials, partial_rows, best, best_row, total, m, M)
