@@ -6,7 +6,7 @@ Logits never exist: the LM head leaves an id and its log-probability. Where it l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -281,7 +281,6 @@ class KernelForward:
     def _choose(self, begin: int, end: int, masks: GrammarMasks | None) -> None:
         """The final norm and the LM head of some rows."""
         weights, part = self._weights, slice(begin, end)
-        plan = plan_lm_head(weights.lm_head, end - begin)
         lm_head(
             self._final[part],
             weights.lm_head,
@@ -291,6 +290,6 @@ class KernelForward:
             norm=RowNorm(weights.final_norm, weights.ffn_norm.epsilon, self._normed[part]),
             draft_ids=weights.draft_ids,
             masks=None if masks is None else GrammarMasks(masks.words, masks.rows[part]),
-            plan=replace(plan, overlaps=self.overlaps and plan.is_vector),
+            plan=plan_lm_head(weights.lm_head, end - begin, overlaps=self.overlaps),
             backend=self._backend,
         )
