@@ -411,3 +411,39 @@ def test_a_lane_that_is_opened_between_two_streams_is_the_next_ones_and_is_over_
     assert [one.lane.number for one in session.lanes._contexts.values()] == [number]
     transport.stop_drive()
     wait_until(lambda: context.lane.is_over, text="the end of the lane")
+
+
+def test_outputs_that_a_later_round_overwrote_are_told_from_those_of_a_released_lane(clients):
+    target = Target(clients)
+    other = target.beside()
+    with target.client.open_sequence() as first, target.client.open_sequence() as second:
+        target.verify(0, 0, 2)
+        early = target.propose(first, 0)
+        early.outputs(10)
+        other.verify(0, 0, 4)
+        later = other.propose(second, 0)  # also its sequence's first operation
+        assert later.outputs(10)[0].drafts == expected(clients, [(0, 4)])[0]
+        (error,) = early.outputs(10)
+        assert error.reason is Reason.OP_OUT_OF_ORDER
+        assert "slot 0 was given to a later round" in str(error)
+        assert not target.lane.is_released
+        assert not first.ledger.unsure
+        assert first.read_drafts().drafts == expected(clients, [(0, 2)])[0]
+        other.verify(0, 4, 1)
+        other.propose(second, 0).outputs(10)
+        assert later.outputs(10)[0].reason is Reason.OP_OUT_OF_ORDER
+        target.lane.release()
+        assert early.outputs(10)[0].reason is Reason.LANE_RELEASED
+
+
+def test_a_later_round_that_was_refused_leaves_the_outputs_of_the_one_before_it(clients):
+    target = Target(clients)
+    with target.client.open_sequence() as first, target.client.open_sequence() as second:
+        target.verify(0, 0, 2)
+        early = target.propose(first, 0)
+        early.outputs(10)
+        for _ in range(2):
+            second.ledger.last_op, second.ledger.unsure = 7, False
+            (refused,) = target.propose(second, 0).outputs(10)
+            assert refused.reason is Reason.OP_OUT_OF_ORDER
+        assert early.outputs(10)[0].drafts == expected(clients, [(0, 2)])[0]
