@@ -1,6 +1,8 @@
 """Lanes against calls without tickets, against each other and against their own ends."""
 
+import gc
 import threading
+import weakref
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -447,3 +449,21 @@ def test_a_later_round_that_was_refused_leaves_the_outputs_of_the_one_before_it(
             (refused,) = target.propose(second, 0).outputs(10)
             assert refused.reason is Reason.OP_OUT_OF_ORDER
         assert early.outputs(10)[0].drafts == expected(clients, [(0, 2)])[0]
+
+
+def test_lanes_that_were_closed_are_forgotten(clients):
+    target = Target(clients)
+    drive, closed = target.lane._drive, []
+    for _ in range(8):
+        lane = target.client.open_lane(target.stream)
+        closed.append(weakref.ref(lane))
+        lane.close()
+        lane.close()
+        del lane
+    assert list(drive._break_listeners) == [target.lane.release]
+    target.client.open_lane(target.stream).close()  # the session looks which ones are over
+    gc.collect()
+    assert [one() for one in closed] == [None] * 8
+    drive._stream.cancel()
+    wait_until(lambda: target.lane.is_released, text="the release of the one that is open")
+    assert not drive._break_listeners

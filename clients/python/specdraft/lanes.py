@@ -237,6 +237,11 @@ class Lane:
         return self._is_closed or (self.is_released and self.passed >= self._book.last)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it was taken down: nothing of it is left."""
+        return self._is_closed
+
+    @property
     def passed(self) -> int:
         """The newest ticket that the stream has gone past."""
         return self._own.load(_PASSED_OFFSET) if not self._is_closed else self._book.last
@@ -334,6 +339,7 @@ class Lane:
         with self._lock:
             self._book = self._book.released()
         self._wake.set()
+        self._drive.forget(self.release)
 
     def close(self) -> None:
         """Gives the lane up and takes it down, once the stream is past it. May be called twice."""

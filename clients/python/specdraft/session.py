@@ -72,7 +72,7 @@ class Session:
             for lane in over:
                 lane.release()  # its thread ends; its pages go with the session, as that may wait for other lanes
             self._lanes = [lane for lane in self._lanes if lane not in over]
-            self._over += over
+            self._over = [lane for lane in [*self._over, *over] if not lane.is_closed]
             check_connections(len(self._lanes) + 1)
             exchange = Exchange("OpenLane", session_pb2.OpenLaneRequest(), LANE_TIMEOUT_FACTOR * self.terms.timeout_s)
             answer = self._transport.call(exchange)
