@@ -27,6 +27,7 @@ from drafter_service.server.facts import ServiceFacts
 from drafter_service.server.hiddens import arena_of, check_slot
 from drafter_service.server.refusals import invalid_field, not_implemented
 from drafter_service.state import Session
+from drafter_service.state.sessions import DriveStream
 from specdraft.errors import Reason, SpecdraftError, make_error
 from specdraft.memory.counters import COUNTER_PAGE_SIZE_BYTES
 from specdraft.memory.cuda import DEFAULT_STREAM
@@ -51,20 +52,25 @@ NUMBERS = StatusNumbers(
 
 
 class SessionLanes:
-    """The lanes of one session.
+    """The lanes of one session. Each belongs to a stream, on which its tickets come, and is over with it.
 
     Args:
         desk: runs their rounds.
         gpu: takes them down.
         arena: the session's; closed once no lane can touch it any more.
+        attached: the session's stream at this moment; None = none is attached.
     """
 
-    def __init__(self, desk: LaneDesk, gpu: GpuMemory, arena: CudaArena) -> None:
+    def __init__(
+        self, desk: LaneDesk, gpu: GpuMemory, arena: CudaArena, attached: Callable[[], DriveStream | None]
+    ) -> None:
         self._desk = desk
         self._gpu = gpu
         self._arena = arena
+        self._attached = attached
         self.lock = threading.Lock()
         self._contexts: dict[int, LaneContext] = {}
+        self._streams: dict[int, DriveStream | None] = {}  # None: the next one's
         self._ending: set[Lane] = set()
         self._next_number = 1
         self._is_closed = False
@@ -76,8 +82,7 @@ class SessionLanes:
                 raise make_error(Reason.SESSION_UNKNOWN, "the session has ended")
             for number, context in list(self._contexts.items()):
                 if context.lane.is_given_up or context.lane.state.is_released:
-                    self._ending.add(self._contexts.pop(number).lane)
-                    self._end(context.lane)
+                    self._end(self._taken_out(number))
             if sum(not context.lane.state.is_released for context in self._contexts.values()) >= limit:
                 raise make_error(
                     Reason.IN_FLIGHT_EXHAUSTED,
@@ -86,6 +91,7 @@ class SessionLanes:
                     limit=limit,
                 )
             context = self._contexts[self._next_number] = make(self._next_number)
+            self._streams[self._next_number] = self._attached()
             self._next_number += 1
             return context
 
@@ -98,14 +104,35 @@ class SessionLanes:
             raise released()
         raise invalid_field("lane_ticket.lane", number, "a lane of this session")
 
+    def follow(self) -> None:
+        """Gives up the lanes of streams that the session has no more. To be called when its stream is another, or none.
+
+        What was sent on such a stream and not answered is nobody's. Lanes that were opened while there was no stream
+        are those of the next one.
+        """
+        with self.lock:
+            attached, lanes = self._attached(), []
+            for number, stream in list(self._streams.items()):
+                if stream is None:
+                    self._streams[number] = attached
+                elif stream is not attached:
+                    lanes.append(self._taken_out(number))
+        for lane in lanes:
+            self._end(lane)
+
     def release(self) -> None:
         """Gives all lanes up; the session may open others."""
         with self.lock:
-            lanes = [context.lane for context in self._contexts.values()]
-            self._contexts = {}
-            self._ending.update(lanes)  # before anybody else can find that there are none
+            lanes = [self._taken_out(number) for number in list(self._contexts)]
         for lane in lanes:
             self._end(lane)
+
+    def _taken_out(self, number: int) -> Lane:
+        """Has a lane found no more, and among `_ending` before anybody can see that it is gone. Under the lock."""
+        lane = self._contexts.pop(number).lane
+        del self._streams[number]
+        self._ending.add(lane)
+        return lane
 
     def close(self) -> None:
         """Gives all lanes up, and the arena once the device is done with them. Safe to call twice."""
@@ -228,7 +255,7 @@ class LaneCalls:
     def _lanes_of(self, session: Session, arena: CudaArena) -> SessionLanes:
         with self._lock:
             if not isinstance(session.lanes, SessionLanes):
-                session.lanes = SessionLanes(self.desk, self._gpu, arena)
+                session.lanes = SessionLanes(self.desk, self._gpu, arena, lambda: session.drive)
             lanes = session.lanes
         if session.has_ended:
             lanes.close()  # whoever ended the session may not have seen them

@@ -229,6 +229,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         ]
         try:
             parts.sessions.attach(session, drive)
+            _follow(session)
             # An open stream alone tells the client that it is attached.
             context.send_initial_metadata(())
             if not context.add_callback(drive.client_gone):
@@ -239,9 +240,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         finally:
             with self._lock:
                 del self._drives[drive]
-            if isinstance(session.lanes, SessionLanes):
-                session.lanes.release()  # what was sent on this stream and not answered is nobody's
             parts.sessions.detach(session, drive, broken=drive.is_broken or not context.is_active())
+            _follow(session)
 
     def OpenSequence(self, request: pb.OpenSequenceRequest, context: grpc.ServicerContext) -> Any:
         """`OpenSequence`."""
@@ -373,6 +373,12 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         if isinstance(request, _WRITES):
             parts.metrics.stage("reply", self._clock() - answer.finished_at)
         return response
+
+
+def _follow(session: Session) -> None:
+    """The session has another stream, or none any more: its lanes are told."""
+    if isinstance(session.lanes, SessionLanes):
+        session.lanes.follow()
 
 
 def _token(context: grpc.ServicerContext) -> bytes:

@@ -1,12 +1,16 @@
 """Lanes against calls without tickets, against each other and against their own ends."""
 
+import gc
 import threading
+import weakref
 from contextlib import contextmanager, suppress
 
 import pytest
 
 from cuda_session import gpu_service, open_gate
 from drafter_service.server import lanes
+from drafter_service.server.drive import Drive
+from drafter_service.server.servicer import DrafterServicer
 from lane_targets import STORY, K, Target, expected
 from serving import wait_until
 from specdraft import EarlyItem, ProposeItem, Sequence
@@ -319,3 +323,147 @@ def test_the_arena_waits_for_lanes_that_the_end_of_a_stream_is_giving_up_while_t
     goes_on.set()
     end_of_stream.join()
     wait_until(session.lanes._closed, text="the end of the lane")
+
+
+@pytest.fixture
+def late_ends(tiny_checkpoint, monkeypatch):
+    """A service that notices the ends of `late` streams once it may, and tells when a stream is over."""
+    late, notices, ended = set(), threading.Event(), threading.Event()
+    respond, serve = Drive.respond, DrafterServicer.Drive
+
+    def respond_late(drive):
+        try:
+            respond(drive)
+        finally:
+            if drive in late:
+                assert notices.wait(10)
+
+    def serve_stream(*arguments):
+        try:
+            serve(*arguments)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Drive, "respond", respond_late)
+    monkeypatch.setattr(DrafterServicer, "Drive", serve_stream)
+    with gpu_service(tiny_checkpoint, max_lanes=4, ready_timeout_s=20.0) as clients:
+        yield clients, late, notices, ended
+        notices.set()
+
+
+def session_of(clients):
+    (session,) = clients.server.service._servicer._parts.sessions.listed()
+    return session
+
+
+def attach_again(target, session, late):
+    """The client has another stream; the end of the one before it is noticed late."""
+    before = session.drive
+    late.add(before)
+    target.lane._drive._stream.cancel()
+    wait_until(lambda: session.drive not in {before, None}, text="the next stream")
+
+
+def test_the_end_of_a_stream_that_is_noticed_late_leaves_the_lanes_of_its_successor_alone(late_ends):
+    clients, late, notices, ended = late_ends
+    target = Target(clients)
+    session = session_of(clients)
+    attach_again(target, session, late)
+    target.lane = target.client.open_lane(target.stream)
+    (context,) = session.lanes._contexts.values()
+    gate = target.gate()
+    with target.client.open_sequence() as sequence:
+        target.verify(0, 0, 2, gate)
+        early = target.propose(sequence, 0)
+        assert early._answered.wait(10)
+        assert not ended.is_set()
+        notices.set()
+        assert ended.wait(10)
+        assert not context.lane.state.is_released
+        open_gate(gate)
+        assert early.outputs(10)[0].drafts == expected(clients, [(0, 2)])[0]
+
+
+def test_the_lanes_of_a_stream_are_over_when_another_takes_over_however_late_its_end_is_noticed(late_ends):
+    clients, late, _, ended = late_ends
+    target = Target(clients)
+    session = session_of(clients)
+    (context,) = session.lanes._contexts.values()
+    attach_again(target, session, late)
+    wait_until(lambda: context.lane.is_over, text="the end of the lane")
+    assert not ended.is_set()
+    with pytest.raises(SpecdraftError) as caught:
+        session.lanes.find(context.lane.number)
+    assert caught.value.reason is Reason.LANE_RELEASED
+
+
+def test_a_lane_that_is_opened_between_two_streams_is_the_next_ones_and_is_over_with_it(clients):
+    transport = clients.client(slot_count=1)._session._transport
+    session, calls = session_of(clients), clients.server.service.assembly._lanes
+    wait_until(lambda: session.drive is not None, text="the first stream")
+    for _ in range(2):
+        transport.stop_drive()
+        wait_until(lambda: session.drive is None, text="its end")
+        number = calls.open(session, 10).lane
+        context = session.lanes.find(number)
+        transport.start_drive(5.0)
+        wait_until(lambda: session.drive is not None, text="the next stream")
+        assert session.lanes.find(number) is context
+        assert not context.lane.state.is_released
+    assert [one.lane.number for one in session.lanes._contexts.values()] == [number]
+    transport.stop_drive()
+    wait_until(lambda: context.lane.is_over, text="the end of the lane")
+
+
+def test_outputs_that_a_later_round_overwrote_are_told_from_those_of_a_released_lane(clients):
+    target = Target(clients)
+    other = target.beside()
+    with target.client.open_sequence() as first, target.client.open_sequence() as second:
+        target.verify(0, 0, 2)
+        early = target.propose(first, 0)
+        early.outputs(10)
+        other.verify(0, 0, 4)
+        later = other.propose(second, 0)  # also its sequence's first operation
+        assert later.outputs(10)[0].drafts == expected(clients, [(0, 4)])[0]
+        (error,) = early.outputs(10)
+        assert error.reason is Reason.OP_OUT_OF_ORDER
+        assert "slot 0 was given to a later round" in str(error)
+        assert not target.lane.is_released
+        assert not first.ledger.unsure
+        assert first.read_drafts().drafts == expected(clients, [(0, 2)])[0]
+        other.verify(0, 4, 1)
+        other.propose(second, 0).outputs(10)
+        assert later.outputs(10)[0].reason is Reason.OP_OUT_OF_ORDER
+        target.lane.release()
+        assert early.outputs(10)[0].reason is Reason.LANE_RELEASED
+
+
+def test_a_later_round_that_was_refused_leaves_the_outputs_of_the_one_before_it(clients):
+    target = Target(clients)
+    with target.client.open_sequence() as first, target.client.open_sequence() as second:
+        target.verify(0, 0, 2)
+        early = target.propose(first, 0)
+        early.outputs(10)
+        for _ in range(2):
+            second.ledger.last_op, second.ledger.unsure = 7, False
+            (refused,) = target.propose(second, 0).outputs(10)
+            assert refused.reason is Reason.OP_OUT_OF_ORDER
+        assert early.outputs(10)[0].drafts == expected(clients, [(0, 2)])[0]
+
+
+def test_lanes_that_were_closed_are_forgotten(clients):
+    target = Target(clients)
+    drive, closed = target.lane._drive, []
+    for _ in range(8):
+        lane = target.client.open_lane(target.stream)
+        closed.append(weakref.ref(lane))
+        lane.close()
+        lane.close()
+        del lane
+    assert list(drive._break_listeners) == [target.lane.release]
+    target.client.open_lane(target.stream).close()  # the session looks which ones are over
+    gc.collect()
+    assert [one() for one in closed] == [None] * 8
+    drive._stream.cancel()
+    wait_until(lambda: target.lane.is_released, text="the release of the one that is open")
+    assert not drive._break_listeners

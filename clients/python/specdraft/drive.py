@@ -86,7 +86,7 @@ class Drive:
         self._reattachment = Reattachment(max(grace_s, RECONNECTED_WITHIN_S))
         self._outgoing: queue.SimpleQueue[bytes | None] | None = None
         self._stream: Any = None
-        self._break_listeners: list[Callable[[], None]] = []
+        self._break_listeners: dict[Callable[[], None], None] = {}  # in the order in which they came
         self._ended_stream: Any = None  # seen by a waiting caller to have ended, while the reader was still in it
         self._final: Exception | None = None
         self._closed = threading.Event()
@@ -157,8 +157,14 @@ class Drive:
             self._outgoing.put(frame)
 
     def when_broken(self, listener: Callable[[], None]) -> None:
-        """Has `listener` called, in the reading thread, whenever the stream has ended."""
-        self._break_listeners.append(listener)
+        """Has `listener` called, in the reading thread, whenever the stream has ended, until it is to be forgotten."""
+        with self._lock:
+            self._break_listeners[listener] = None
+
+    def forget(self, listener: Callable[[], None]) -> None:
+        """`listener` is called no more, unless that has begun already. One that is not known may be given."""
+        with self._lock:
+            self._break_listeners.pop(listener, None)
 
     def close(self) -> None:
         """Ends the stream and its thread; callers that still wait get `UnavailableError`."""
@@ -259,7 +265,8 @@ class Drive:
             if threading.current_thread() is not self._reader:
                 return After.GIVE_UP, error
             self._stream = None
-        for listener in self._break_listeners:
+            listeners = list(self._break_listeners)
+        for listener in listeners:
             listener()
         with self._lock:
             self._end_sending()

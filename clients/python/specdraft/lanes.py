@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from specdraft.sequence import Sequence
     from specdraft.terms import SessionTerms
 
-__all__ = ["LANE_TIMEOUT_FACTOR", "EarlyItem", "EarlyRound", "Lane", "check_connections"]
+__all__ = ["LANE_TIMEOUT_FACTOR", "EarlyItem", "EarlyRound", "Lane", "SlotUses", "check_connections"]
 
 LANE_TIMEOUT_FACTOR: Final = 12
 """Opening a lane makes its graphs first: it may take so many times as long as other calls."""
@@ -67,14 +67,53 @@ class EarlyItem:
     min_logprob: float | None = None
 
 
+class SlotUse:
+    """One round's use of one slot.
+
+    Attributes:
+        was_refused: whether the round was not done; None = nobody knows yet.
+    """
+
+    __slots__ = ("was_refused",)
+
+    def __init__(self) -> None:
+        self.was_refused: bool | None = None
+
+
+class SlotUses:
+    """Which rounds the slots of a session were given to, over all of its lanes.
+
+    The number of an operation is its sequence's: found in a slot, it does not tell rounds of several sequences apart.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._uses: dict[int, list[SlotUse]] = {}
+
+    def give(self, slot: int) -> SlotUse:
+        """Gives a slot to a round that is about to be sent."""
+        use = SlotUse()
+        with self._lock:
+            uses = [one for one in self._uses.get(slot, ()) if not one.was_refused]
+            done = [index for index, one in enumerate(uses) if one.was_refused is False]
+            self._uses[slot] = [*uses[done[-1] if done else 0 :], use]
+        return use
+
+    def is_last(self, slot: int, use: SlotUse) -> bool:
+        """Whether no later round was sent into the slot, but for those that were refused."""
+        with self._lock:
+            return next((one is use for one in reversed(self._uses.get(slot, ())) if not one.was_refused), False)
+
+
 class EarlyRound:
     """A round under way. The target's stream is behind the wait for it; the host need not look at all."""
 
-    def __init__(self, lane: Lane, ticket: int, items: Items[EarlyItem], ops: Items[int]) -> None:
+    def __init__(self, lane: Lane, ticket: int, items: Items[EarlyItem], ops: Items[int], uses: Items[SlotUse]) -> None:
         self.ticket = ticket
         self._lane = lane
         self._items = items
         self._ops = ops
+        self._uses = uses
         self._answered = threading.Event()
         self._is_accepted = False
         self._errors: list[SpecdraftError | None] = [None] * len(items)
@@ -89,7 +128,9 @@ class EarlyRound:
         """Waits for the round and reads the slots, for a host that wants to look.
 
         Returns:
-            What each slot holds, or why there is nothing: refused, or `LANE_RELEASED` when the lane was given up.
+            What each slot holds, or why there is nothing: refused; `LANE_RELEASED` when the lane was given up;
+            `OP_OUT_OF_ORDER` when the slot was given to a later round before this was called: `Sequence.read_drafts`
+            has the drafts if that round was another sequence's.
         """
         deadline_s = time.monotonic() + timeout_s
         while not (self._answered.is_set() and self.is_passed()):
@@ -105,12 +146,16 @@ class EarlyRound:
             return error
         item, op = self._items[index], self._ops[index]
         outputs = self._lane.arena.slot_outputs(item.slot)
-        if self._is_accepted and self._lane.trusts(outputs, op):
+        is_last = self._lane.slot_uses.is_last(item.slot, self._uses[index])  # seen after what was read
+        if self._is_accepted and is_last and self._lane.trusts(outputs, op):
             return outputs
+        if self._is_accepted and not self._lane.is_released and not is_last:
+            return _overwritten(item.slot, op)  # the operation has its number, however it ended
         item.sequence.ledger.unsure = True
-        if outputs.op == op and outputs.status and not self._lane.is_released:
-            return _device_refusal(outputs.status)
-        return make_error(Reason.LANE_RELEASED, "the lane was released: its outputs are nobody's")
+        if self._lane.is_released:
+            return make_error(Reason.LANE_RELEASED, "the lane was released: its outputs are nobody's")
+        is_refused = outputs.op == op and outputs.status
+        return _device_refusal(outputs.status) if is_refused else _overwritten(item.slot, op)
 
     def answered(self, answer: Any, error: Exception | None) -> None:
         """The call has ended; called by the stream's thread."""
@@ -124,6 +169,8 @@ class EarlyRound:
             if refused is not None:
                 item.sequence.ledger.unsure = True  # the next use asks where the sequence stands
         is_in_band = error is None or (isinstance(error, SpecdraftError) and error.reason is not None)
+        for use, refused in zip(self._uses, self._errors, strict=True):
+            use.was_refused = is_in_band and refused is not None
         is_ok = not all(self._errors or [error])
         self._is_accepted = self._lane.answered(self.ticket, is_ok=is_ok, is_in_band=is_in_band)
         self._answered.set()
@@ -152,11 +199,13 @@ class Lane:
         *,
         own_socket: str,
         terms: SessionTerms,
+        slot_uses: SlotUses,
     ) -> None:
         path = side_socket_path(answer.descriptor_socket, own_socket)
         self._page = CounterPage(fetch_descriptor(path, answer.descriptor_token, terms.timeout_s))
         self._own = CounterPage()
         self.arena = arena
+        self.slot_uses = slot_uses
         self._gpu = arena.gpu
         self._drive = drive
         self._stream = stream
@@ -186,6 +235,11 @@ class Lane:
     def is_over(self) -> bool:
         """Whether it was given up and the stream waits for nothing of it."""
         return self._is_closed or (self.is_released and self.passed >= self._book.last)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was taken down: nothing of it is left."""
+        return self._is_closed
 
     @property
     def passed(self) -> int:
@@ -245,7 +299,8 @@ class Lane:
             raise make_error(Reason.LANE_RELEASED, "the lane was released; open a new one")
         self._book = self._book.issued()
         ticket = self._book.last
-        early = EarlyRound(self, ticket, items, [item.sequence.ledger.next_op for item in items])
+        ops, uses = [item.sequence.ledger.next_op for item in items], [self.slot_uses.give(item.slot) for item in items]
+        early = EarlyRound(self, ticket, items, ops, uses)
         driver = self._gpu.driver
         driver.make_current(self._gpu.device)
         driver.write_value(self._stream, self._ready_pointer, ticket)
@@ -253,6 +308,8 @@ class Lane:
             self._drive.post(self._exchange(ticket, items), early.answered)
         except SpecdraftError:
             self._book = self._book.released()
+            for use in uses:
+                use.was_refused = True
             driver.write_value(self._stream, self._own_pointer + _PASSED_OFFSET, ticket)  # nothing is waited for
             self._wake.set()
             raise
@@ -282,6 +339,7 @@ class Lane:
         with self._lock:
             self._book = self._book.released()
         self._wake.set()
+        self._drive.forget(self.release)
 
     def close(self) -> None:
         """Gives the lane up and takes it down, once the stream is past it. May be called twice."""
@@ -332,6 +390,11 @@ def _error_of(status: drafter_pb2.EntryStatus) -> SpecdraftError | None:
     except SpecdraftError as error:
         return error
     return None
+
+
+def _overwritten(slot: int, op: int) -> SpecdraftError:
+    text = f"slot {slot} was given to a later round: the outputs in it are not of this one; read_drafts may have them"
+    return make_error(Reason.OP_OUT_OF_ORDER, text, op=op)
 
 
 def _device_refusal(status: int) -> SpecdraftError:

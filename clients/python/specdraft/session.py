@@ -12,7 +12,7 @@ import grpc
 from specdraft.channel import socket_path
 from specdraft.errors import NotFoundError, Reason, SpecdraftError, make_error
 from specdraft.exchanges import Exchange, Steps, perform
-from specdraft.lanes import LANE_TIMEOUT_FACTOR, Lane, check_connections
+from specdraft.lanes import LANE_TIMEOUT_FACTOR, Lane, SlotUses, check_connections
 from specdraft.lease import Lease, keep_alive
 from specdraft.memory import ClientGpu, CudaArena, HostArena, fetch_descriptor, side_socket_path
 from specdraft.options import SessionOptions
@@ -46,6 +46,7 @@ class Session:
         self._closed = False
         self._lanes: list[Lane] = []
         self._over: list[Lane] = []
+        self._slot_uses = SlotUses()
         self._lane_lock = threading.Lock()
         if use_drive:
             transport.start_drive(terms.grace_s)
@@ -71,10 +72,13 @@ class Session:
             for lane in over:
                 lane.release()  # its thread ends; its pages go with the session, as that may wait for other lanes
             self._lanes = [lane for lane in self._lanes if lane not in over]
-            self._over += over
+            self._over = [lane for lane in [*self._over, *over] if not lane.is_closed]
             check_connections(len(self._lanes) + 1)
             exchange = Exchange("OpenLane", session_pb2.OpenLaneRequest(), LANE_TIMEOUT_FACTOR * self.terms.timeout_s)
-            lane = Lane(self._transport.call(exchange), arena, drive, stream, own_socket=own_socket, terms=self.terms)
+            answer = self._transport.call(exchange)
+            lane = Lane(
+                answer, arena, drive, stream, own_socket=own_socket, terms=self.terms, slot_uses=self._slot_uses
+            )
             try:
                 lane.prove()
             except SpecdraftError:
