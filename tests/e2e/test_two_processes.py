@@ -304,6 +304,7 @@ def test_a_verify_that_never_ends_is_released_within_its_time(scene):
 
 def test_a_service_killed_with_a_round_under_way_does_not_hold_the_target(scene):
     scene.start()
+    expected = by_messages(scene, [(0, 2)])[0]
     target = Target(scene)
     sequence = target.client.open_sequence()
     target.hold()
@@ -312,7 +313,9 @@ def test_a_service_killed_with_a_round_under_way_does_not_hold_the_target(scene)
     assert early._answered.wait(10)
     os.kill(scene.reached.pid, signal.SIGKILL)
     target.let_go()
-    assert isinstance(early.outputs(10)[0], SpecdraftError)
+    (found,) = early.outputs(10)
+    # MPS may bring to its end what it had of the dead service's, and then the drafts are there and right.
+    assert isinstance(found, SpecdraftError) or found.drafts == expected
     wait_until(lambda: target.lane.is_over, text="the target's stream")
     target.device.synchronize()
     target.close()
