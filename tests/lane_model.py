@@ -211,7 +211,8 @@ def play_service(lane):
 
 def believed(lane):
     """Tickets whose outputs the client takes for theirs."""
-    return frozenset(t for t in lane.found if lane.client.believes(t, op=t, expected_op=t, status=0))
+    client = lane.client
+    return frozenset(t for t in lane.found & client.accepted if client.trusts(op=t, expected_op=t, status=0))
 
 
 def broken_rules(before, after):

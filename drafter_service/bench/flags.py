@@ -36,7 +36,7 @@ def add_tax_flags(tax: argparse.ArgumentParser) -> None:
         "--checks",
         type=count(0, 1_000_000),
         default=0,
-        help="check what so many early rounds read (default: the turns')",
+        help="check what so many early rounds read (default: 48 of each verify)",
     )
     _add_sizes(tax)
 

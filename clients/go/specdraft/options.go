@@ -24,7 +24,7 @@ const (
 	mostReconnectDelay  = 2 * time.Second
 	reconnectJitter     = 0.2
 	// gRPC looks again after so long at the latest, and tells the last failure until then.
-	reconnectedWithin = mostReconnectDelay * 6 / 5
+	reconnectedWithin = time.Duration((1 + reconnectJitter) * float64(mostReconnectDelay))
 
 	defaultCarriesMax     = 256
 	defaultCarryTokensMax = 1 << 22

@@ -62,17 +62,14 @@ class ClientLane:
         """Nothing more is kept of the round here: it knows by itself that it was accepted."""
         return replace(self, accepted=self.accepted - {ticket})
 
-    def believes(self, ticket: int, *, op: int, expected_op: int, status: int) -> bool:
-        """Whether the outputs found in a slot, once the stream is past the wait for `ticket`, are that round's.
+    def trusts(self, *, op: int, expected_op: int, status: int) -> bool:
+        """Whether the outputs found in a slot, once the stream is past the wait for a round, are that round's.
+
+        The round was accepted: what was not is never trusted.
 
         Args:
-            ticket: the round's.
             op: found in the slot; it is written last.
             expected_op: the operation that was asked for.
             status: found in the slot, 0 = done.
         """
-        return ticket in self.accepted and self.trusts(op=op, expected_op=expected_op, status=status)
-
-    def trusts(self, *, op: int, expected_op: int, status: int) -> bool:
-        """The same for a round that is known to have been accepted."""
         return not self.is_released and op == expected_op and status == 0
