@@ -84,7 +84,12 @@ def _cases(models: Path) -> Iterator[Mapping[str, Case]]:
     """Every case, with the processes that it needs running."""
     head, target = models / "head", models / "target"
     config = ServiceConfig(
-        checkpoint=head, target_checkpoint=target, kv_bytes=64 * MIB, torch_threads=1, log_level="warning"
+        checkpoint=head,
+        target_checkpoint=target,
+        device="cpu",  # where the forward beside it runs
+        kv_bytes=64 * MIB,
+        torch_threads=1,
+        log_level="warning",
     )
     with ExitStack() as stack:
         enter = stack.enter_context

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from drafter_service.bench.tax_target import (
     Device,
     OwnRound,
     Verify,
+    context_rows,
+    context_tokens,
     pair_rows,
     pair_tokens,
     pairs_bytes,
@@ -58,9 +61,7 @@ class Parties:
     def context(self, client: Client) -> Sequence:
         """A sequence that holds the rows before the rounds."""
         sequence = client.open_sequence()
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(NUM_CONTEXT_ROWS, client.hidden_width, generator=generator).to(self.torch_dtype)
-        sequence.catchup(0, [1 + key % 60 for key in range(NUM_CONTEXT_ROWS)], rows)
+        sequence.catchup(0, context_tokens(), context_rows(client.hidden_width, self.torch_dtype))
         return sequence
 
 
@@ -104,6 +105,7 @@ class Steps:
         self.num_wrong = 0
         self.num_confirmed = 0
         self._variants = self._confirmed(list(self._witnessed()))
+        self._compare_own()
         self._rows = pair_rows(parties.client.hidden_width, parties.torch_dtype, 0).to(self._device.torch_device)
 
     def single(self) -> None:
@@ -186,6 +188,19 @@ class Steps:
         self.num_confirmed = len(kept)
         # Where too few are alike, something is wrong: then all take part, and the wrong rounds are told.
         return kept if 2 * len(kept) >= NUM_VARIANTS else variants
+
+    def _compare_own(self) -> None:
+        """Refuses to time a round of this process that does less than the service's, or something else."""
+        own, device, num_alike = self._parties.own, self._device, 0
+        for variant in self._variants:
+            device.enqueue(partial(own.inputs.copy_, variant.inputs))
+            device.enqueue(own.launched.launch)
+            device.synchronize()
+            num_alike += variant.fits(*own.outputs())
+        if 2 * num_alike < len(self._variants):
+            raise RuntimeError(
+                f"the target's own round drafts {num_alike} of {len(self._variants)} inputs as the service does"
+            )
 
 
 def _outputs(early: EarlyRound) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import struct
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from drafter_service.engine.batch import RunEntry
 from drafter_service.engine.operations import Stop
 from drafter_service.engine.round_core import RoundShape
+from drafter_service.engine.runner import EagerRunner
 from drafter_service.engine.slot_round import (
+    NUM_MIRROR_WORDS,
     NUM_STATE_WORDS,
     LaunchedRound,
     SlotInputs,
@@ -37,6 +42,7 @@ NUM_PAGES = MAX_POSITION // PAGE_ROWS + 1
 """Of the longest sequence, here as in the service: into how many parts attention is cut hangs on it."""
 
 NUM_PAIRS = 2
+_DRAFT_COUNT_WORD = 3
 NUMBERS = StatusNumbers(44, 4, 3, 11, 20, 60, 70, 110)
 
 
@@ -130,6 +136,16 @@ class Verify:
         return max((time.perf_counter() - began) * 1e6 / 20, 1e-3)
 
 
+def context_tokens() -> list[int]:
+    """The tokens of the pairs before the rounds."""
+    return [1 + key % 60 for key in range(NUM_CONTEXT_ROWS)]
+
+
+def context_rows(width: int, dtype: torch.dtype) -> Tensor:
+    """Their hidden rows."""
+    return torch.randn(NUM_CONTEXT_ROWS, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
 def pair_tokens(variant: int) -> list[int]:
     """The tokens of a variant's pairs."""
     return [1 + (variant * NUM_PAIRS + index) % 60 for index in range(NUM_PAIRS)]
@@ -165,6 +181,13 @@ class OwnRound:
     launched: LaunchedRound
     inputs: Tensor
 
+    def outputs(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Ids and log-probabilities that the last run drafted; the device is done with it."""
+        made = self.launched.round
+        words: list[int] = made.mirror[0].tolist()
+        count, begin = words[_DRAFT_COUNT_WORD], NUM_MIRROR_WORDS + made.shape.pairs
+        return tuple(words[begin : begin + count]), tuple(made.logprobs[0, :count].tolist())
+
 
 @torch.inference_mode()
 def make_own_round(checkpoint: Path, device: Device, num_drafts: int, dtype: str) -> OwnRound:
@@ -192,6 +215,18 @@ def make_own_round(checkpoint: Path, device: Device, num_drafts: int, dtype: str
         numbers=NUMBERS,
     )
     launched = capture_slot_round(head, pool, shape, place)
+    context = RunEntry(
+        pages=array("i", range(NUM_PAGES)),
+        first_key=0,
+        row_begin=0,
+        num_live_rows=0,
+        tokens=tuple(context_tokens()),
+        hiddens=context_rows(width, item),
+        num_drafts=0,
+        min_logprob=None,
+        masks=None,
+    )
+    EagerRunner(head, pool, max_batch=1).run([context])
     _fill(launched.round.inputs, num_drafts)
     begin = layout.slots + layout.fields.first_key
     prepared = pairs_bytes(layout, NUM_CONTEXT_ROWS, width, item)
@@ -211,6 +246,7 @@ def _fill(inputs: SlotInputs, num_drafts: int) -> None:
         ("num_rows_max", MAX_POSITION),
     ):
         getattr(inputs, name).fill_(value)
+    inputs.min_logprob.fill_(-math.inf)
     inputs.is_real.fill_(value=True)
     inputs.page_table.copy_(torch.arange(NUM_PAGES)[None])
 
