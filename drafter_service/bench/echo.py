@@ -1,6 +1,8 @@
 """A bare gRPC echo: what any Python service over a Unix socket costs, however little it does.
 
 `python -m drafter_service.bench.echo SOCKET` serves; the answer to a request has as many bytes as its first four say.
+With a head and its target's checkpoint behind it, other methods run the head's forward before they answer: what any
+Python service that drafts costs, however little else it does.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import os
 import queue
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +19,7 @@ from typing import Any, Self
 
 import grpc
 
-UNARY = "/specdraft.bench.Echo/Unary"
-STREAM = "/specdraft.bench.Echo/Stream"
+SERVICE = "specdraft.bench.Echo"
 NUM_WORKERS = 16
 START_TIMEOUT_S = 30.0
 _SIZE_BYTES = 4
@@ -39,10 +40,11 @@ class Echo:
 
     Args:
         socket: path of the Unix socket that it makes.
+        models: a head's checkpoint and its target's, to run its forward too; None = it echoes alone.
     """
 
-    def __init__(self, socket: Path) -> None:
-        command = [sys.executable, "-m", "drafter_service.bench.echo", str(socket)]
+    def __init__(self, socket: Path, models: tuple[Path, Path] | None = None) -> None:
+        command = [sys.executable, "-m", "drafter_service.bench.echo", str(socket), *map(str, models or ())]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         )
@@ -50,10 +52,7 @@ class Echo:
         self._process.stdout.readline()
         self._channel = grpc.insecure_channel(f"unix://{socket}", [("grpc.use_local_subchannel_pool", 1)])
         grpc.channel_ready_future(self._channel).result(START_TIMEOUT_S)
-        self._unary: Any = self._channel.unary_unary(UNARY)
-        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        open_stream: Any = self._channel.stream_stream(STREAM)
-        self._incoming: Iterator[bytes] = open_stream(iter(self._outgoing.get, None))
+        self._streams: list[queue.SimpleQueue[bytes | None]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -63,22 +62,28 @@ class Echo:
     ) -> None:
         self.close()
 
-    def unary(self, request: bytes) -> Callable[[], object]:
+    def unary(self, request: bytes, *, with_forward: bool = False) -> Callable[[], object]:
         """A call that sends the request and waits for its answer."""
-        return lambda: self._unary(request, timeout=START_TIMEOUT_S)
+        call: Any = self._channel.unary_unary(f"/{SERVICE}/{'UnaryForward' if with_forward else 'Unary'}")
+        return lambda: call(request, timeout=START_TIMEOUT_S)
 
-    def stream(self, request: bytes) -> Callable[[], object]:
-        """The same over the open stream."""
+    def stream(self, request: bytes, *, with_forward: bool = False) -> Callable[[], object]:
+        """The same over a stream that stays open."""
+        outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._streams.append(outgoing)
+        open_stream: Any = self._channel.stream_stream(f"/{SERVICE}/{'StreamForward' if with_forward else 'Stream'}")
+        incoming: Iterator[bytes] = open_stream(iter(outgoing.get, None))
 
         def call() -> object:
-            self._outgoing.put(request)
-            return next(self._incoming)
+            outgoing.put(request)
+            return next(incoming)
 
         return call
 
     def close(self) -> None:
-        """Ends the stream, the connection and the process."""
-        self._outgoing.put(None)
+        """Ends the streams, the connection and the process."""
+        for outgoing in self._streams:
+            outgoing.put(None)
         self._channel.close()
         self._process.terminate()
         self._process.wait()
@@ -86,19 +91,38 @@ class Echo:
             self._process.stdout.close()
 
 
-def serve(socket: str) -> None:
-    """Serves until the process is ended."""
-    handlers: dict[str, Any] = {
-        "Unary": grpc.unary_unary_rpc_method_handler(lambda request, _context: answer(request)),
-        "Stream": grpc.stream_stream_rpc_method_handler(lambda requests, _context: map(answer, requests)),
-    }
+def serve(socket: str, models: Sequence[str] = ()) -> None:
+    """Serves until the process is ended.
+
+    Args:
+        socket: path of the Unix socket.
+        models: a head's checkpoint and its target's, or nothing.
+    """
+    handlers = _handlers(answer, "")
+    if models:
+        from drafter_service.bench.forward import make_forward
+
+        forward = make_forward(*map(Path, models))
+
+        def draft_and_answer(request: bytes) -> bytes:
+            forward()
+            return answer(request)
+
+        handlers |= _handlers(draft_and_answer, "Forward")
     server = grpc.server(futures.ThreadPoolExecutor(NUM_WORKERS), options=[("grpc.so_reuseport", 0)])
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("specdraft.bench.Echo", handlers),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_insecure_port(f"unix://{socket}")
     server.start()
     print("echoing", flush=True)
     server.wait_for_termination()
 
 
+def _handlers(behave: Callable[[bytes], bytes], suffix: str) -> dict[str, Any]:
+    return {
+        f"Unary{suffix}": grpc.unary_unary_rpc_method_handler(lambda request, _context: behave(request)),
+        f"Stream{suffix}": grpc.stream_stream_rpc_method_handler(lambda requests, _context: map(behave, requests)),
+    }
+
+
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2:])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +18,36 @@ from drafter_service.heads import load_head
 from drafter_service.state.pool import KvPool, PoolShape
 
 PAGE_ROWS = 16
+NUM_DRAFTS = 3
+NUM_ROWS = 128
+"""Rows of the sequence when a turn begins; a Propose adds one, and at twice as many it begins again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Made-up input of the right shape: tokens t_1 .. t_n, hiddens h_0 .. h_{n-1} [n, H]."""
+
+    tokens: list[int]
+    hiddens: Tensor
+
+
+def make_pairs(width: int, vocab_size: int) -> Pairs:
+    """`NUM_ROWS` of them, the same ones every time."""
+    chance = random.Random(0)  # noqa: S311  # made-up input
+    tokens = [chance.randrange(vocab_size) for _ in range(NUM_ROWS)]
+    return Pairs(tokens, torch.randn(NUM_ROWS, width, generator=torch.Generator().manual_seed(0)))
+
+
+def in_turn(call: Callable[[int], object]) -> Callable[[], object]:
+    """Calls with one key after the other, as a target does whose drafts are never accepted."""
+    keys = itertools.cycle(range(NUM_ROWS, 2 * NUM_ROWS))
+    return lambda: call(next(keys))
+
+
+def make_forward(checkpoint: Path, target_checkpoint: Path) -> Callable[[], object]:
+    """The forward of a Propose of one pair with `NUM_DRAFTS` drafts, in this process, at one key after the other."""
+    bare = BareHead(checkpoint, target_checkpoint)
+    return in_turn(lambda key: bare.propose(key, NUM_DRAFTS))
 
 
 class BareHead:
@@ -22,13 +56,13 @@ class BareHead:
     Args:
         checkpoint: the head's.
         target_checkpoint: where the tables are that it lacks.
-        tokens: t_1 .. t_n.
-        hiddens: h_0 .. h_{n-1}, float32 [n, H].
     """
 
-    def __init__(self, checkpoint: Path, target_checkpoint: Path, tokens: list[int], hiddens: Tensor) -> None:
+    def __init__(self, checkpoint: Path, target_checkpoint: Path) -> None:
         torch.set_num_threads(1)
         head = load_head(checkpoint, target_checkpoint, dtype=torch.float32)
+        pairs = make_pairs(head.config.hidden_width, head.config.vocab_size)
+        tokens, hiddens = pairs.tokens, pairs.hiddens
         layout = head.kv_layout()
         shape = PoolShape(layout.num_layers, PAGE_ROWS, layout.num_kv_heads, layout.head_dim, layout.dtype)
         self._pages = array("i", range(2 * len(tokens) // PAGE_ROWS + 1))  # one more, for the rows of drafts

@@ -12,16 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from prometheus_client import CollectorRegistry
 
-from drafter_service.bench.forward import BareHead
+from drafter_service.bench.forward import NUM_DRAFTS, NUM_ROWS, make_forward
 from drafter_service.bench.samples import Case, Plan, measure
 from drafter_service.telemetry import Metrics
 from specdraft.errors import Code
 
-NUM_DRAFTS = 3
-NUM_ROWS = 128
 REPEATS = 20
 """Counted together, so that the clock's own time is small beside it."""
 
@@ -33,9 +30,6 @@ def measure_metrics(
     plan: Plan, models: Path = MODELS, tell: Callable[[str], None] = lambda _text: None
 ) -> dict[str, Any]:
     """Figures: both times, the share of each round, its median, and whether the goal is met."""
-    tokens = [7 * index % 1000 for index in range(NUM_ROWS)]
-    hiddens = torch.randn(NUM_ROWS, _width(models), generator=torch.Generator().manual_seed(0))
-    bare = BareHead(models / "head", models / "target", tokens, hiddens)
     metrics = Metrics(CollectorRegistry(), 8)
 
     def count() -> None:
@@ -43,7 +37,7 @@ def measure_metrics(
             count_round(metrics)
         metrics.notes.enter_all()  # as a scrape does
 
-    cases = {"counting": Case(count), "forward": Case(lambda: bare.propose(NUM_ROWS, NUM_DRAFTS))}
+    cases = {"counting": Case(count), "forward": Case(make_forward(models / "head", models / "target"))}
     latencies = measure(cases, plan, tell)
     counted = [p50 / REPEATS for p50 in latencies["counting"].p50s_us]
     shares = [us / forward for us, forward in zip(counted, latencies["forward"].p50s_us, strict=True)]
@@ -75,9 +69,3 @@ def describe(figures: dict[str, Any]) -> str:
     lines = [f"{times}: {share['median']:.2%} (at most {share['most']:.2%})"]
     lines += [f"goal {'met   ' if met else 'missed'} {goal}" for goal, met in figures["goals"].items()]
     return "\n".join(lines)
-
-
-def _width(models: Path) -> int:
-    from drafter_service.heads import plan_head
-
-    return plan_head(models / "head", models / "target").config.hidden_width

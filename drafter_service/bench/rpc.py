@@ -1,58 +1,52 @@
 """What a call costs: round trips of the service beside a bare gRPC echo of the same size and the head's own forward.
 
-The floor of a Propose is an echo followed by the forward in this process: a process that has just been woken may
-compute slower than a tight loop, which has a line of its own. The service is called with bare messages, as the
-echo is; what the client library adds has a line of its own too.
+The floor of a Propose is a bare gRPC service that runs the head's forward and does no more: the echo again, with the
+forward in its handler. An echo followed by the forward in this process has a line of its own: there nobody waits for
+milliseconds, and a process that has waited so long is slow to begin again, whatever it waited for. So has the
+forward in a tight loop. The service is called with bare messages, as the echo is; what the client library adds has a
+line too.
 """
 
 from __future__ import annotations
 
-import itertools
-import random
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from drafter_service.bench.echo import Echo, request_of
-from drafter_service.bench.forward import BareHead
-from drafter_service.bench.samples import Case, Latency, Plan, measure, median_of
+from drafter_service.bench.forward import NUM_DRAFTS, NUM_ROWS, Pairs, in_turn, make_forward, make_pairs
+from drafter_service.bench.samples import Case, Latency, Plan, joined, measure, median_of
 from drafter_service.bench.wire import WireSession
 from drafter_service.config import MIB, ServiceConfig
 from drafter_service.server.process import ServiceProcess
 from specdraft import Client, Proposal, Sequence
-
-NUM_DRAFTS = 3
-NUM_ROWS = 128
-"""Rows of the sequence when a turn begins; a Propose adds one, and at twice as many it begins again."""
 
 TAX_GOAL_US = 250.0
 TAIL_GOAL = 3.0
 MODELS = Path(__file__).resolve().parent.parent / "demo" / "models"
 
 
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """Made-up input of the right shape: tokens t_1 .. t_n, hiddens h_0 .. h_{n-1} [n, H]."""
-
-    tokens: list[int]
-    hiddens: torch.Tensor
-
-
 def measure_rpc(plan: Plan, models: Path = MODELS, tell: Callable[[str], None] = lambda _text: None) -> dict[str, Any]:
-    """Figures of every case, the tax over echo and forward, and which goals are met."""
-    with _cases(models) as cases:
-        latencies = measure(cases, plan, tell)
+    """Figures of every case, the tax over echo and forward, and which goals are met.
+
+    Each round has processes of its own: one differs from the next by more than a call costs.
+    """
+    rounds = []
+    for number in range(plan.num_rounds):
+        tell(f"round {number + 1}/{plan.num_rounds}")
+        with _cases(models) as cases:
+            rounds.append(measure(cases, replace(plan, num_rounds=1)))
+    latencies = joined(rounds)
     taxes = {way: _tax(latencies, way) for way in ("unary", "drive")}
     return {
         "plan": asdict(plan) | {"num_drafts": NUM_DRAFTS, "num_rows": NUM_ROWS},
         "cases": {name: _figures(latency) for name, latency in latencies.items()},
         "tax_us": taxes,
+        "above_apart_us": {way: _tax(latencies, way, "apart") for way in taxes},
         "ratios": {f"empty {way}": _ratio(latencies[f"empty {way}"], latencies[f"echo {way}"]) for way in taxes},
         "goals": _goals(latencies, taxes),
     }
@@ -65,9 +59,13 @@ def describe(figures: dict[str, Any]) -> str:
         lines.append(f"{name:<18}{case['p50_us']:>9.0f}{case['p99_us']:>9.0f}{case['tail']:>9.2f}")
     for name, ratio in figures["ratios"].items():
         lines.append(f"{name}: {ratio:.2f} x its echo")
-    lines.append(f"Propose K={NUM_DRAFTS} above its floor (echo, then forward); p50 less p50 within a round, median of")
-    lines.append("the rounds with the middle half of them; the difference of the table's p50s is another estimate:")
+    lines.append(
+        f"Propose K={NUM_DRAFTS} above its floor (an echo that runs the forward); p50 less p50 within a round, median"
+    )
+    lines.append("of the rounds with the middle half of them; the difference of the table's p50s is another estimate:")
     lines += [_tax_line(way, tax) for way, tax in figures["tax_us"].items()]
+    lines.append("and above echo and forward apart, one after the other and the forward in this process:")
+    lines += [_tax_line(way, tax) for way, tax in figures["above_apart_us"].items()]
     lines += [f"goal {'met   ' if met else 'missed'} {goal}" for goal, met in figures["goals"].items()]
     return "\n".join(lines)
 
@@ -94,40 +92,30 @@ def _cases(models: Path) -> Iterator[Mapping[str, Case]]:
     with ExitStack() as stack:
         enter = stack.enter_context
         address = enter(ServiceProcess(config)).target
-        echo = enter(Echo(Path(enter(tempfile.TemporaryDirectory(prefix="specdraft-"))) / "echo.sock"))
+        folder = Path(enter(tempfile.TemporaryDirectory(prefix="specdraft-")))
+        echo = enter(Echo(folder / "echo.sock", (head, target)))
         client = enter(Client(address, max_drafts=NUM_DRAFTS))
         info = client.server_info().head
-        pairs = _make_pairs(info.hidden_width, info.vocab_size)
+        pairs = make_pairs(info.hidden_width, info.vocab_size)
         unary = enter(WireSession(address, pairs.tokens, pairs.hiddens, NUM_DRAFTS))
         drive = enter(WireSession(address, pairs.tokens, pairs.hiddens, NUM_DRAFTS))
-        bare = BareHead(head, target, pairs.tokens, pairs.hiddens)
         request = request_of(*unary.sizes())
-        forward = _in_turn(lambda key: bare.propose(key, NUM_DRAFTS))
+        forward = make_forward(head, target)
         echo_unary, echo_drive = echo.unary(request), echo.stream(request)
         yield {
             "forward": Case(forward),
             "echo unary": Case(echo_unary),
             "empty unary": unary.look_unary(),
-            "floor unary": Case(lambda: (echo_unary(), forward())),
+            "apart unary": Case(lambda: (echo_unary(), forward())),
+            "floor unary": Case(echo.unary(request, with_forward=True)),
             "propose unary": unary.propose_unary(),
             "echo drive": Case(echo_drive),
             "empty drive": drive.look_drive(),
-            "floor drive": Case(lambda: (echo_drive(), forward())),
+            "apart drive": Case(lambda: (echo_drive(), forward())),
+            "floor drive": Case(echo.stream(request, with_forward=True)),
             "propose drive": drive.propose_drive(),
             "client drive": Case(_by_client(enter(client.open_sequence()), pairs)),
         }
-
-
-def _in_turn(call: Callable[[int], object]) -> Callable[[], object]:
-    """Calls with one key after the other, as a target does whose drafts are never accepted."""
-    keys = itertools.cycle(range(NUM_ROWS, 2 * NUM_ROWS))
-    return lambda: call(next(keys))
-
-
-def _make_pairs(width: int, vocab_size: int) -> Pairs:
-    chance = random.Random(0)  # noqa: S311  # made-up input
-    tokens = [chance.randrange(vocab_size) for _ in range(NUM_ROWS)]
-    return Pairs(tokens, torch.randn(NUM_ROWS, width, generator=torch.Generator().manual_seed(0)))
 
 
 def _by_client(sequence: Sequence, pairs: Pairs) -> Callable[[], object]:
@@ -138,7 +126,7 @@ def _by_client(sequence: Sequence, pairs: Pairs) -> Callable[[], object]:
         row = key % NUM_ROWS
         return sequence.propose(key, [pairs.tokens[row]], pairs.hiddens[row : row + 1], NUM_DRAFTS)
 
-    return _in_turn(propose)
+    return in_turn(propose)
 
 
 def _figures(latency: Latency) -> dict[str, float]:
@@ -151,14 +139,14 @@ def _ratio(latency: Latency, echo: Latency) -> float:
     return round(statistics.median(ours / theirs for ours, theirs in pairs), 2)
 
 
-def _tax(latencies: Mapping[str, Latency], way: str) -> dict[str, float]:
-    """Propose above its floor, by two estimates.
+def _tax(latencies: Mapping[str, Latency], way: str, least: str = "floor") -> dict[str, float]:
+    """Propose above its floor, or what else it is compared with, by two estimates.
 
     Round by round, p50 less p50: whatever the machine does in a round meets both, so this is the one that goals are
     judged by; its quartiles over the rounds say how sure it is. And the difference of the medians that are quoted.
     """
-    propose, floor = latencies[f"propose {way}"], latencies[f"floor {way}"]
-    by_round = [ours - least for ours, least in zip(propose.p50s_us, floor.p50s_us, strict=True)]
+    propose, floor = latencies[f"propose {way}"], latencies[f"{least} {way}"]
+    by_round = [ours - others for ours, others in zip(propose.p50s_us, floor.p50s_us, strict=True)]
     quartiles = statistics.quantiles(by_round, method="inclusive") if len(by_round) > 1 else by_round * 3
     names = ("quartile_1", "median", "quartile_3")
     taxes = {name: round(value, 1) for name, value in zip(names, quartiles, strict=True)}

@@ -74,6 +74,17 @@ def measure(
     }
 
 
+def joined(rounds: Sequence[Mapping[str, Latency]]) -> dict[str, Latency]:
+    """Rounds that were measured one by one, as one measurement."""
+    return {
+        name: Latency(
+            tuple(p50 for one in rounds for p50 in one[name].p50s_us),
+            tuple(p99 for one in rounds for p99 in one[name].p99s_us),
+        )
+        for name in rounds[0]
+    }
+
+
 def median_of(figures: Sequence[float]) -> float:
     """The median, to a tenth of a microsecond."""
     return round(statistics.median(figures), 1)

@@ -20,8 +20,9 @@ import torch
 
 from conformance.drivers import build_go, go_tool
 from drafter_service.bench.echo import Echo, request_of
+from drafter_service.bench.forward import NUM_DRAFTS, NUM_ROWS
 from drafter_service.bench.report import make_report
-from drafter_service.bench.rpc import MODELS, NUM_DRAFTS, NUM_ROWS
+from drafter_service.bench.rpc import MODELS
 from drafter_service.config import MIB, ServiceConfig
 from drafter_service.server.process import ServiceProcess
 from specdraft import Client

@@ -34,14 +34,15 @@ def test_rpc_measures_service_echo_and_forward_in_one_run(capsys):
     figures = report["figures"]
     ways = ("unary", "drive")
     assert set(figures["cases"]) == {"forward", "client drive"} | {
-        f"{case} {way}" for case in ("echo", "empty", "floor", "propose") for way in ways
+        f"{case} {way}" for case in ("echo", "empty", "apart", "floor", "propose") for way in ways
     }
     assert all(case["p99_us"] >= case["p50_us"] > 0 for case in figures["cases"].values())
-    assert set(figures["tax_us"]) == set(ways)
-    for way, measured in figures["tax_us"].items():
-        assert set(measured) == {"quartile_1", "median", "quartile_3", "of_p50s"}
-        propose, floor = (figures["cases"][f"{case} {way}"]["p50_us"] for case in ("propose", "floor"))
-        assert measured["of_p50s"] == pytest.approx(propose - floor, abs=0.1)
+    for name, least in (("tax_us", "floor"), ("above_apart_us", "apart")):
+        assert set(figures[name]) == set(ways)
+        for way, measured in figures[name].items():
+            assert set(measured) == {"quartile_1", "median", "quartile_3", "of_p50s"}
+            propose, other = (figures["cases"][f"{case} {way}"]["p50_us"] for case in ("propose", least))
+            assert measured["of_p50s"] == pytest.approx(propose - other, abs=0.1)
     assert set(figures["ratios"]) == {"empty unary", "empty drive"}  # a multiple says nothing of a forward
     assert all(isinstance(met, bool) for met in figures["goals"].values())
 
