@@ -87,8 +87,11 @@ def describe(figures: Mapping[str, Any]) -> str:
         ]
         lines.append(
             f"{'':<12}host result {run['host_result_us_p50']:.0f} us, echo {run['echo_us_p50']:.0f} us, round on the "
-            f"device {run['gpu_us_p50']:.0f} us, early call {run['early_host_us_p50']:.0f} us of the client's thread, "
-            f"{run['rounds_wrong']} of {run['rounds_checked']} early rounds drafted from other hidden states"
+            f"device {run['gpu_us_p50']:.0f} us, both in a row {run['echo_then_gpu_us_p50']:.0f} us"
+        )
+        lines.append(
+            f"{'':<12}early call {run['early_host_us_p50']:.0f} us of the client's thread, {run['rounds_wrong']} of "
+            f"{run['rounds_checked']} early rounds drafted from other hidden states"
         )
     lines += [f"goal {'met   ' if met else 'missed'} {goal}" for goal, met in figures["goals"].items()]
     return "\n".join(lines)
@@ -118,7 +121,7 @@ def _summary(runs: Mapping[str, Any], *, dry: bool) -> dict[str, Any]:
         figures[f"rounds_checked_{mode}"], figures[f"rounds_wrong_{mode}"] = (
             runs[mode][name] for name in ("rounds_checked", "rounds_wrong")
         )
-        for name in ("host_result_us_p50", "echo_us_p50", "gpu_us_p50", "early_host_us_p50"):
+        for name in ("host_result_us_p50", "echo_us_p50", "gpu_us_p50", "echo_then_gpu_us_p50", "early_host_us_p50"):
             figures.setdefault(name, runs[mode][name])
     return figures | {"goals": {} if dry else _goals(figures, runs, too_short)}
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import torch
 from drafter_service.bench.echo import Echo, request_of
 from drafter_service.bench.report import missing_gpus
 from drafter_service.bench.tax_steps import Parties, Steps
-from drafter_service.bench.tax_target import MAX_POSITION, NUM_CONTEXT_ROWS, Device, OwnRound, Verify, make_own_round
+from drafter_service.bench.tax_target import MAX_POSITION, NUM_CONTEXT_ROWS, Device, Verify, make_own_round
 from drafter_service.bench.tiny_head import DENSE_4096, TINY, HeadSize, write_head
 from drafter_service.config import MIB, ServiceConfig
 from drafter_service.server.process import ServiceProcess
@@ -143,6 +144,12 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
         steps = Steps(scene.parties, Verify(scene.device, CHECK_VERIFY_MS), slot)
         _check(steps, run.num_checks - sum(one.num_checked for one in all_steps))
         all_steps.append(steps)
+        echo, run_own = scene.echo.stream(request_of(64, 64)), partial(_run_own, scene)
+
+        def echo_then_run() -> None:
+            echo()
+            run_own()
+
         figures = {
             "verifies": verifies,
             "inputs_confirmed": min(one.num_confirmed for one in all_steps),
@@ -150,8 +157,9 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
             "rounds_wrong": sum(one.num_wrong for one in all_steps),
             "early_host_us_p50": _p50(early_host_us),
             "host_result_us_p50": _p50(_times(steps.host_result, count=run.num_steps)),
-            "echo_us_p50": _p50(_times(scene.echo.stream(request_of(64, 64)), count=run.num_steps)),
-            "gpu_us_p50": _p50(_round_times(scene.own, scene.device, run.num_steps)),
+            "echo_us_p50": _p50(_times(echo, count=run.num_steps)),
+            "gpu_us_p50": _p50(_times(run_own, count=run.num_steps)),
+            "echo_then_gpu_us_p50": _p50(_times(echo_then_run, count=run.num_steps)),
             "vocab_size": scene.client.server_info().head.vocab_size,
         }
         steps.close()
@@ -204,12 +212,10 @@ def _check(steps: Steps, count: int) -> None:
         steps.check()
 
 
-def _round_times(own: OwnRound, device: Device, count: int) -> list[float]:
-    def one() -> None:
-        device.enqueue(own.launched.launch)
-        device.synchronize()
-
-    return _times(one, count=count)
+def _run_own(scene: Scene) -> None:
+    """The process's own round, and the wait for it."""
+    scene.device.enqueue(scene.own.launched.launch)
+    scene.device.synchronize()
 
 
 def _times(call: Callable[[], object], *, count: int) -> list[float]:
