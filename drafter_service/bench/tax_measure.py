@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -144,26 +143,38 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
         steps = Steps(scene.parties, Verify(scene.device, CHECK_VERIFY_MS), slot)
         _check(steps, run.num_checks - sum(one.num_checked for one in all_steps))
         all_steps.append(steps)
-        echo, run_own = scene.echo.stream(request_of(64, 64)), partial(_run_own, scene)
-
-        def echo_then_run() -> None:
-            echo()
-            run_own()
-
         figures = {
             "verifies": verifies,
             "inputs_confirmed": min(one.num_confirmed for one in all_steps),
             "rounds_checked": sum(one.num_checked for one in all_steps),
             "rounds_wrong": sum(one.num_wrong for one in all_steps),
             "early_host_us_p50": _p50(early_host_us),
-            "host_result_us_p50": _p50(_times(steps.host_result, count=run.num_steps)),
-            "echo_us_p50": _p50(_times(echo, count=run.num_steps)),
-            "gpu_us_p50": _p50(_times(run_own, count=run.num_steps)),
-            "echo_then_gpu_us_p50": _p50(_times(echo_then_run, count=run.num_steps)),
             "vocab_size": scene.client.server_info().head.vocab_size,
         }
+        figures |= _host_figures(scene, steps)
         steps.close()
         return figures
+
+
+def _host_figures(scene: Scene, steps: Steps) -> dict[str, float]:
+    """A call without a ticket, and what it is compared with: an echo, a round, and both in a row."""
+    echo = scene.echo.stream(request_of(64, 64))
+
+    def run_own() -> None:
+        scene.device.enqueue(scene.own.launched.launch)
+        scene.device.synchronize()
+
+    def echo_then_run() -> None:
+        echo()
+        run_own()
+
+    calls: dict[str, Callable[[], object]] = {
+        "host_result_us_p50": steps.host_result,
+        "echo_us_p50": echo,
+        "gpu_us_p50": run_own,
+        "echo_then_gpu_us_p50": echo_then_run,
+    }
+    return {name: _p50(_times(call, count=scene.run.num_steps)) for name, call in calls.items()}
 
 
 def _turns(steps: Steps, run: TaxRun, tell: Callable[[str], None], verify_ms: float) -> dict[str, float]:
@@ -210,12 +221,6 @@ def _check(steps: Steps, count: int) -> None:
     for _ in range(count):
         steps.early()
         steps.check()
-
-
-def _run_own(scene: Scene) -> None:
-    """The process's own round, and the wait for it."""
-    scene.device.enqueue(scene.own.launched.launch)
-    scene.device.synchronize()
 
 
 def _times(call: Callable[[], object], *, count: int) -> list[float]:

@@ -215,24 +215,29 @@ def make_own_round(checkpoint: Path, device: Device, num_drafts: int, dtype: str
         numbers=NUMBERS,
     )
     launched = capture_slot_round(head, pool, shape, place)
-    context = RunEntry(
-        pages=array("i", range(NUM_PAGES)),
-        first_key=0,
-        row_begin=0,
-        num_live_rows=0,
-        tokens=tuple(context_tokens()),
-        hiddens=context_rows(width, item),
-        num_drafts=0,
-        min_logprob=None,
-        masks=None,
-    )
-    EagerRunner(head, pool, max_batch=1).run([context])
+    _absorb_context(head, pool, item)
     _fill(launched.round.inputs, num_drafts)
     begin = layout.slots + layout.fields.first_key
     prepared = pairs_bytes(layout, NUM_CONTEXT_ROWS, width, item)
     if torch_device.type == "cuda":
         torch.cuda.synchronize(torch_device)  # the device's own stream waits for no other
     return OwnRound(launched, arena[begin : begin + len(prepared)])
+
+
+def _absorb_context(head: MtpHead, pool: KvPool, dtype: torch.dtype) -> None:
+    """Stores the rows before the rounds, as the service's sequences hold them."""
+    context = RunEntry(
+        pages=array("i", range(NUM_PAGES)),
+        first_key=0,
+        row_begin=0,
+        num_live_rows=0,
+        tokens=tuple(context_tokens()),
+        hiddens=context_rows(head.config.hidden_width, dtype),
+        num_drafts=0,
+        min_logprob=None,
+        masks=None,
+    )
+    EagerRunner(head, pool, max_batch=1).run([context])
 
 
 def _fill(inputs: SlotInputs, num_drafts: int) -> None:
