@@ -128,6 +128,43 @@ def test_a_stream_that_ends_well_starts_no_grace(server, clock):
     assert session.keep_alive().lease_ms
 
 
+def before_the_next_stream(server, monkeypatch, happens):
+    """Something happens after a stream's session was found, and before the stream is the session's."""
+    sessions = server.service.assembly.sessions
+    attach = sessions.attach
+
+    def attach_late(session, drive):
+        monkeypatch.undo()
+        happens()
+        attach(session, drive)
+
+    monkeypatch.setattr(sessions, "attach", attach_late)
+
+
+def test_a_stream_that_comes_while_the_one_before_is_missed_has_a_whole_lease(server, clock, monkeypatch):
+    session = server.client().open()
+    first = session.drive().attached()
+    (inner,) = server.service.assembly.sessions.listed()
+
+    def break_the_first():
+        first.cancel()
+        wait_until(lambda: inner.drive is None, text="the end of the first stream")
+
+    before_the_next_stream(server, monkeypatch, break_the_first)
+    with session.drive().attached() as second:
+        wait_until(lambda: inner.drive is not None, text="the second stream")
+        clock.ahead += 10
+        assert second.ask(keep_alive=session_pb2.KeepAliveRequest()).status.code == 0
+
+
+def test_a_stream_that_comes_while_its_session_is_closed_ends(server, monkeypatch):
+    session = server.client().open()
+    before_the_next_stream(server, monkeypatch, session.close)
+    drive = session.drive()
+    assert drive.ending().kind == UNKNOWN
+    assert server.metric("sessions") == 0
+
+
 def test_a_second_stream_takes_over_and_fences_the_first(server):
     session = server.client().open()
     sequence = session.sequence(Story(1))
