@@ -250,6 +250,20 @@ def test_closing_waits_for_what_runs_and_gives_its_pages_back(server):
     wait_until(lambda: server.pages() == 0 and server.metric("sequences") == 0)
 
 
+def test_a_crowd_of_waiting_calls_keeps_nobody_else_from_renewing_his_lease(start):
+    server = start(workers=2, max_sessions=4)
+    crowd, other = server.client().open(), server.client().open()
+    sequences = [crowd.sequence(Story(1)) for _ in range(10)]
+    with server.runner.held():
+        requests = [pb.ProposeRequest(entries=[sequence.propose_entry(0, 2)]) for sequence in sequences]
+        calls = [crowd.begin("Propose", request) for request in requests]
+        threads = server.service.config.workers + server.service.config.max_sessions
+        wait_until(lambda: sum(one.name.startswith("rpc") for one in threading.enumerate()) == threads)
+        assert other.call("KeepAlive", session_pb2.KeepAliveRequest(), timeout=2).lease_ms == 30_000
+        assert other.client.info(timeout=2).limits.sessions_max == 4
+    assert all(call.result().results[0].status.code == 0 for call in calls)
+
+
 def test_secrets_are_in_no_log_no_error_and_no_listing(server, caplog):
     caplog.set_level(logging.DEBUG)
     session = server.client().open(memory_kind=HOST, client_name="a target")
