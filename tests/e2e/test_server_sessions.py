@@ -251,14 +251,20 @@ def test_closing_waits_for_what_runs_and_gives_its_pages_back(server):
 
 
 def test_a_crowd_of_waiting_calls_keeps_nobody_else_from_renewing_his_lease(start):
+    others_threads = set(threading.enumerate())
     server = start(workers=2, max_sessions=4)
     crowd, other = server.client().open(), server.client().open()
     sequences = [crowd.sequence(Story(1)) for _ in range(10)]
     with server.runner.held():
         requests = [pb.ProposeRequest(entries=[sequence.propose_entry(0, 2)]) for sequence in sequences]
         calls = [crowd.begin("Propose", request) for request in requests]
-        threads = server.service.config.workers + server.service.config.max_sessions
-        wait_until(lambda: sum(one.name.startswith("rpc") for one in threading.enumerate()) == threads)
+        num_threads = server.config.workers + server.config.max_sessions
+
+        def is_full():
+            ours = set(threading.enumerate()) - others_threads
+            return sum(one.name.startswith("rpc") for one in ours) == num_threads
+
+        wait_until(is_full, text="the crowd in all threads")
         assert other.call("KeepAlive", session_pb2.KeepAliveRequest(), timeout=2).lease_ms == 30_000
         assert other.client.info(timeout=2).limits.sessions_max == 4
     assert all(call.result().results[0].status.code == 0 for call in calls)
