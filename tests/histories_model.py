@@ -239,10 +239,10 @@ class Model:
 
     def _fork(self, session, request):
         source = self._find(session, request.sequence_id)
-        if source is None:
-            return Expected("SEQUENCE_UNKNOWN")
 
         def make():
+            if source is None:
+                return Expected("SEQUENCE_UNKNOWN")
             rows = source.below(request.keep_keys_below)
             max_keys = request.budget_tokens or self.max_seq_len
             if max(rows, default=-1) >= max_keys:

@@ -178,10 +178,11 @@ class Ledger:
         )
 
     def _fork(self, operation: Fork) -> Answer:
-        source = self.sequences.find(operation.session_id, operation.sequence_id)
+        # First: a fork that was done is answered again, though its source may have been closed since.
         known = self.sequences.opened_as(operation.session_id, operation.open_id)
         if known is not None:
             return Opened(known.sequence_id, known.view(), is_new=False)
+        source = self.sequences.find(operation.session_id, operation.sequence_id)
         source.check_idle()
         rows = source.rows.below(operation.keep_keys_below)
         if rows.last_key >= operation.max_keys:

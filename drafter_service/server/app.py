@@ -54,6 +54,10 @@ STUCK_S = 30.0
 """An engine whose heart has not beaten for so long is dead."""
 
 STOP_GRACE_S = 2.0
+
+PROMPT_THREADS = 2
+"""Threads for calls that wait for nobody: KeepAlive above all."""
+
 SPARE_CALLS = 256
 """Calls beyond threads and streams that may wait, health watchers among them; more are RESOURCE_EXHAUSTED."""
 
@@ -161,10 +165,13 @@ class Service:
         config = self.config
         # A session's next stream needs a thread before it can take over from the one before.
         streams = futures.ThreadPoolExecutor(2 * config.max_sessions, thread_name_prefix="stream")
+        # One client's calls may wait in all threads for the engine; the others' leases must not end over it.
+        prompt = futures.ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
+        self._closers.append(prompt.shutdown)
         threads = config.workers + config.max_sessions
         server = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
-            interceptors=[StatusInterceptor(self.metrics, self._clock, streams)],
+            interceptors=[StatusInterceptor(self.metrics, self._clock, streams, prompt)],
             options=[
                 ("grpc.max_receive_message_length", config.message_bytes),
                 ("grpc.max_send_message_length", config.message_bytes),

@@ -34,6 +34,9 @@ _NUMBERED = (
 _NAMES: Mapping[type[Message], bytes] = {kind: kind.DESCRIPTOR.name.encode() + b"\0" for kind in _NUMBERED}
 """With its type: a `TakeKV` and a `Truncate` of everything, for example, have the same bytes."""
 
+ROWS_POLICIES: Mapping[int, str] = {number: name for name, number in pb.RowsPolicy.items()}
+"""Those that this build knows. Another one is of a later contract, and must not be taken for EXACT."""
+
 LABEL_MAX_BYTES = 64
 OPEN_ID_BYTES = 16
 
@@ -96,6 +99,8 @@ class Decoder:
         """`OpenSequence`."""
         if len(request.open_id) != OPEN_ID_BYTES:
             raise invalid_field("open_id", f"{len(request.open_id)} bytes", f"{OPEN_ID_BYTES} bytes")
+        if request.rows_policy not in ROWS_POLICIES:
+            raise invalid_field("rows_policy", request.rows_policy, f"one of {', '.join(ROWS_POLICIES.values())}")
         return _single(
             ops.Open(
                 session.session_id,

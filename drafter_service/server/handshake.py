@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from drafter_service.engine.switch import RunnerKind
@@ -21,6 +21,8 @@ from specdraft.v1 import session_pb2, tensor_pb2
 
 HIDDEN_SOURCES = {"pre_norm": session_pb2.HIDDEN_SOURCE_PRE_NORM, "post_norm": session_pb2.HIDDEN_SOURCE_POST_NORM}
 CLIENT_NAME_MAX_BYTES = 64
+FIELD_HEAD_BYTES = 3
+"""What stands before a carry in the answer, at most: the field's number, and a length below 16 KiB."""
 CARRY_KEY_BYTES = range(16, 65)
 
 
@@ -178,9 +180,13 @@ class Handshake:
 
 
 def open_session_response(
-    session: Session, token: bytes, handshake: Handshake, arena: SharedArena | None
+    session: Session,
+    token: bytes,
+    handshake: Handshake,
+    arena: SharedArena | None,
+    carries: Sequence[session_pb2.CarryInfo],
 ) -> session_pb2.OpenSessionResponse:
-    """Answer to `OpenSession`."""
+    """Answer to `OpenSession`; of `carries`, the oldest first, the youngest that one message holds."""
     facts = handshake.facts
     response = session_pb2.OpenSessionResponse(
         session_id=session.session_id,
@@ -199,7 +205,18 @@ def open_session_response(
     elif isinstance(arena, CudaArena):
         response.arena.cuda_ipc_handle = arena.handle
         response.arena.device_uuid = response.device_uuid
+    num_told = _num_that_fit(carries, facts.config.message_bytes - response.ByteSize())
+    response.carries.extend(carries[len(carries) - num_told :])
     return response
+
+
+def _num_that_fit(carries: Sequence[session_pb2.CarryInfo], num_bytes: int) -> int:
+    """How many of the last ones fit into so many bytes of a message."""
+    for num_fitting, carry in enumerate(reversed(carries)):
+        num_bytes -= carry.ByteSize() + FIELD_HEAD_BYTES
+        if num_bytes < 0:
+            return num_fitting
+    return len(carries)
 
 
 def kind_of(arena: SharedArena | None) -> tensor_pb2.MemoryKind:

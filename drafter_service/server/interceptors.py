@@ -25,6 +25,10 @@ NO_DEADLINE_S = 1e8
 """gRPC gives a deadline of decades to a call that has none."""
 
 
+PROMPT_METHODS = frozenset({"GetServerInfo", "KeepAlive"})
+"""Calls that wait for nobody."""
+
+
 class Ended(Exception):
     """Raised by a handler whose call gRPC has ended already; there is nobody to answer."""
 
@@ -36,14 +40,20 @@ class StatusInterceptor(grpc.ServerInterceptor):
         metrics: counts and times.
         clock: monotonic seconds.
         streams: threads for streams, so that unary calls and streams cannot take each other's; None = the server's.
+        prompt: threads for the calls that never wait, so that calls that do cannot take theirs; None = the server's.
     """
 
     def __init__(
-        self, metrics: Metrics, clock: Callable[[], float], streams: futures.ThreadPoolExecutor | None = None
+        self,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        streams: futures.ThreadPoolExecutor | None = None,
+        prompt: futures.ThreadPoolExecutor | None = None,
     ) -> None:
         self._metrics = metrics
         self._clock = clock
         self._streams = streams
+        self._prompt = prompt
         self._wrapped: dict[str, tuple[Any, Any]] = {}
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
@@ -86,6 +96,9 @@ class StatusInterceptor(grpc.ServerInterceptor):
             finally:
                 self._metrics.rpc_done(method, code, self._clock() - began)
 
+        if method in PROMPT_METHODS:
+            pooled: Any = handle_unary
+            pooled.experimental_thread_pool = self._prompt
         return handle_unary
 
     def _streaming(self, method: str, handle: Callable[..., None]) -> Callable[..., None]:

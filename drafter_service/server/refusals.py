@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from specdraft.errors import Reason, SpecdraftError, make_error
 
-TEXT_MAX_CHARS = 512
-"""Longest text and longest figure of a refusal: a caller's own words come back in it, and metadata holds 8 KiB."""
+TEXT_MAX_BYTES = 512
+"""Longest text and longest figure of a refusal: a caller's own words come back in it, and metadata holds 8 KiB, where a
+byte of a text may take three."""
 
 
 def invalid_field(name: str, value: object, expected: str) -> SpecdraftError:
@@ -23,7 +24,8 @@ def not_implemented(name: str) -> SpecdraftError:
 
 def shortened(text: str) -> str:
     """A text that fits into a refusal."""
-    return text if len(text) <= TEXT_MAX_CHARS else f"{text[: TEXT_MAX_CHARS - 3]}..."
+    whole = text.encode()
+    return text if len(whole) <= TEXT_MAX_BYTES else f"{whole[: TEXT_MAX_BYTES - 3].decode(errors='ignore')}..."
 
 
 def shortened_details(error: SpecdraftError) -> Mapping[str, str]:

@@ -176,6 +176,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         agreement = parts.handshake.agree(request)
         kind = parts.handshake.memory_kind(request, is_local=context.peer().startswith("unix:"))
         is_shared = kind != tensor_pb2.MEMORY_KIND_INLINE
+        # Before there is a session: a call that is refused leaves none behind.
+        carries = ops.ListCarries(b"", b"", agreement.carry_owner) if agreement.carry_owner else None
+        listed = None if carries is None else parts.engine.ask(carries, context.time_remaining())
+        carried = [] if listed is None else carry_infos([listed])
         arena = parts.handshake.make_arena(request, agreement, kind) if is_shared else None
         try:
             session, token = parts.sessions.open(agreement, arena)
@@ -187,11 +191,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         if kind == tensor_pb2.MEMORY_KIND_CUDA and parts.handshake.gpu is not None:
             session.regions = parts.handshake.gpu.make_regions()
         parts.metrics.session_opened(kind_name(kind))
-        response = open_session_response(session, token, parts.handshake, arena)
-        if agreement.carry_owner:
-            carries = ops.ListCarries(session.session_id, b"", agreement.carry_owner)
-            response.carries.extend(carry_infos([parts.engine.ask(carries, context.time_remaining())]))
-        return response
+        return open_session_response(session, token, parts.handshake, arena, carried)
 
     def KeepAlive(self, request: session_pb2.KeepAliveRequest, context: grpc.ServicerContext) -> Any:
         """`KeepAlive`."""

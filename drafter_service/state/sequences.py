@@ -17,8 +17,8 @@ MAX_SPANS = 128
 MAX_ENDED = 65536
 """Ended sessions that are remembered; their ids are never used again."""
 
-MAX_CLOSED = 4096
-"""Closed sequences whose closing is remembered, so that a retry of it gets its answer."""
+MAX_CLOSED = 1024
+"""Closed sequences of a session whose closing is remembered, so that a retry of it gets its answer."""
 
 
 @value
@@ -251,7 +251,7 @@ class SequenceTable:
         self._by_session: dict[bytes, dict[bytes, Sequence]] = {}
         self._by_open_id: dict[tuple[bytes, bytes], Sequence] = {}
         self._advice: dict[bytes, Advice] = {}
-        self._closed: dict[tuple[bytes, bytes], tuple[int, bytes]] = {}
+        self._closed: dict[bytes, dict[bytes, tuple[int, bytes]]] = {}  # by session: none makes others' be forgotten
         self._ended_sessions: dict[bytes, None] = {}
 
     def __len__(self) -> int:
@@ -286,13 +286,14 @@ class SequenceTable:
     def close(self, sequence: Sequence, op: int, digest: bytes) -> None:
         """Forgets a sequence and remembers for a while which operation closed it."""
         self.remove(sequence)
-        self._closed[sequence.session_id, sequence.sequence_id] = op, digest
-        if len(self._closed) > MAX_CLOSED:
-            del self._closed[next(iter(self._closed))]
+        closed = self._closed.setdefault(sequence.session_id, {})
+        closed[sequence.sequence_id] = op, digest
+        if len(closed) > MAX_CLOSED:
+            del closed[next(iter(closed))]
 
     def was_closed_by(self, session_id: bytes, sequence_id: bytes, op: int, digest: bytes) -> bool:
         """Whether this very operation closed the sequence: then it is a retry."""
-        return self._closed.get((session_id, sequence_id)) == (op, digest)
+        return self._closed.get(session_id, {}).get(sequence_id) == (op, digest)
 
     def advice_of(self, session_id: bytes) -> Advice:
         """What the session's acceptance has said so far."""
@@ -309,8 +310,7 @@ class SequenceTable:
         if len(self._ended_sessions) > MAX_ENDED:
             del self._ended_sessions[next(iter(self._ended_sessions))]
         self._advice.pop(session_id, None)
-        for key in [key for key in self._closed if key[0] == session_id]:
-            del self._closed[key]
+        self._closed.pop(session_id, None)
 
     def count(self, session_id: bytes) -> int:
         """How many sequences the session has."""

@@ -129,15 +129,16 @@ class SessionTable:
 
     def renew(self, session: Session) -> None:
         """Renews the lease of a session that was found before. Raises SESSION_UNKNOWN once it has ended."""
-        now = self._clock()
         with self._lock:
-            if session.has_ended or session.expires_at <= now:
-                raise make_error(Reason.SESSION_UNKNOWN, "no session belongs to this token")
-            session.expires_at = now + self.lease_s
+            self._renew(session)
 
     def attach(self, session: Session, drive: DriveStream) -> None:
-        """Makes `drive` the session's stream and fences the one before."""
+        """Makes `drive` the session's stream and fences the one before. Raises SESSION_UNKNOWN once it has ended.
+
+        The lease is renewed: since the session was found the stream before may have been missed, or the session ended.
+        """
         with self._lock:
+            self._renew(session)
             before, session.drive = session.drive, drive
         if before is not None:
             before.fence()
@@ -179,6 +180,12 @@ class SessionTable:
         """The open sessions, oldest first."""
         with self._lock:
             return sorted(self._by_token.values(), key=lambda session: session.opened_at)
+
+    def _renew(self, session: Session) -> None:
+        now = self._clock()
+        if session.has_ended or session.expires_at <= now:
+            raise make_error(Reason.SESSION_UNKNOWN, "no session belongs to this token")
+        session.expires_at = now + self.lease_s
 
     @staticmethod
     def _ended(session: _Found) -> _Found:

@@ -68,6 +68,7 @@ CASES = [
     field("short-open-id", "open_sequence", opened(open_id=b"short"), "open_id", value="5 bytes"),
     field("long-open-id", "open_sequence", opened(open_id=bytes(17)), "open_id", value="17 bytes"),
     field("budget", "open_sequence", opened(budget_tokens=201), "budget_tokens", value="201", expected="at most 200"),
+    field("rows-policy", "open_sequence", opened(rows_policy=77), "rows_policy", value="77"),
     field("truncate-op-0", "truncate", lambda s: with_op_0(s.truncate_request(3)), "op", value="0"),
     field("close-op-0", "close_sequence", lambda s: with_op_0(s.close_request()), "op", value="0"),
     field("take-op-0", "take_kv", lambda s: with_op_0(s.take_request()), "op", value="0"),
@@ -281,6 +282,18 @@ def test_what_a_caller_says_comes_back_shortened(scene):
     assert said.kind == ("FAILED_PRECONDITION", "KV_MISMATCH")
     assert len(said.details["theirs"]) == 512
     assert len(said.text) == 512
+
+
+def test_what_a_caller_says_comes_back_in_few_bytes_too(scene):
+    sequence, kv_id = empty(scene), take(scene)
+    for character in "ä€😀":
+        request = sequence.install_request(kv_id, head_fingerprint=character * 10**4)
+        for _ in range(20):  # gRPC takes metadata of more than 8 KiB now and then
+            said = refusal(scene.session.call, "InstallKV", request)
+            assert said.kind == ("FAILED_PRECONDITION", "KV_MISMATCH")
+        assert len(said.details["theirs"].encode()) <= 512
+        assert len(said.text.encode()) <= 512
+        assert said.details["theirs"].endswith(f"{character}...")
 
 
 def test_a_sequence_of_many_ranges_is_refused_in_few_words(scene):

@@ -7,7 +7,7 @@ import pytest
 
 from serving import wait_until
 from specdraft.v1 import drafter_pb2 as pb
-from wire import Story, refusal
+from wire import Story, open_request, refusal
 
 STORY = Story(5)
 UNKNOWN = ("NOT_FOUND", "CARRY_UNKNOWN")
@@ -176,3 +176,28 @@ def test_a_truncate_with_the_bytes_of_the_take_before_it_is_another_request(shar
     assert said.kind == ("INVALID_ARGUMENT", "OP_REUSED")
     assert refusal(sequence.close, op=2).kind == said.kind
     session.close()
+
+
+def test_a_session_is_told_of_the_youngest_carries_that_fit_into_its_answer(start):
+    server, key = start(message_bytes=8192), secrets.token_bytes(16)
+    sequence = server.client().open(carry_key=key).sequence(STORY)
+    kv_ids = [sequence.take(label="x" * 64).carry.kv_id for _ in range(100)]
+    answer = server.client().open(carry_key=key).answer
+    told = [info.kv_id for info in answer.carries]
+    assert told == kv_ids[-len(told) :]
+    assert 8192 - 250 < answer.ByteSize() <= 8192
+    assert server.metric("sessions") == 2
+
+
+def test_a_session_that_was_refused_for_its_time_is_not_there(start):
+    server, key = start(), secrets.token_bytes(16)
+    sequence = server.client().open().sequence(STORY)
+    with server.runner.held():
+        num_batches = len(server.runner.batches)
+        writing = sequence.session.begin("Catchup", pb.CatchupRequest(entries=[sequence.catchup_entry(0, 2)]))
+        server.runner.wait_for_batch(num_batches)
+        request = open_request(carry_key=key)
+        said = refusal(server.client().stub.OpenSession, request, timeout=0.3)
+        assert said.code.name == "DEADLINE_EXCEEDED"
+    assert writing.result().results[0].status.code == 0
+    assert server.metric("sessions") == 1

@@ -108,3 +108,13 @@ def test_forks_count_as_sequences_and_need_a_page_for_what_they_copy(start):
     said = refusal(session.call, "ForkSequence", fork_request(source, 8))
     assert (said.kind, said.details) == (("RESOURCE_EXHAUSTED", "SEQUENCES_EXHAUSTED"), {"limit": "3"})
     assert server.pages() == 3
+
+
+def test_a_fork_is_answered_again_after_its_source_has_been_closed(scene):
+    source = scene.session.sequence(STORY)
+    source.catchup(0, 6)
+    request = fork_request(source, 5)
+    forked = scene.session.call("ForkSequence", request)
+    source.close()
+    assert scene.session.call("ForkSequence", request) == forked
+    assert refusal(fork, source, 5).kind == ("NOT_FOUND", "SEQUENCE_UNKNOWN")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from drafter_service.state import sequences
 from serving import wait_until
 from specdraft.v1 import drafter_pb2 as pb
 from specdraft.v1 import session_pb2
@@ -205,3 +206,17 @@ def test_closing_again_is_answered_and_everything_else_is_unknown(scene):
     request.accepted_drafts = 1
     assert refusal(scene.session.call, "CloseSequence", request).kind == ("NOT_FOUND", "SEQUENCE_UNKNOWN")
     assert refusal(sequence.state).kind == ("NOT_FOUND", "SEQUENCE_UNKNOWN")
+
+
+def test_a_retried_close_is_answered_however_many_sequences_others_have_closed(scene, monkeypatch):
+    monkeypatch.setattr(sequences, "MAX_CLOSED", 4)
+    mine, theirs = scene.session, scene.bystander.session
+    sequence = mine.sequence()
+    request = sequence.close_request()
+    mine.call("CloseSequence", request)
+    for _ in range(6):
+        theirs.sequence().close()
+    assert mine.call("CloseSequence", request) == pb.CloseSequenceResponse()
+    for _ in range(4):
+        mine.sequence().close()
+    assert refusal(mine.call, "CloseSequence", request).kind == ("NOT_FOUND", "SEQUENCE_UNKNOWN")

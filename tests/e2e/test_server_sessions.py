@@ -128,6 +128,43 @@ def test_a_stream_that_ends_well_starts_no_grace(server, clock):
     assert session.keep_alive().lease_ms
 
 
+def before_the_next_stream(server, monkeypatch, happens):
+    """Something happens after a stream's session was found, and before the stream is the session's."""
+    sessions = server.service.assembly.sessions
+    attach = sessions.attach
+
+    def attach_late(session, drive):
+        monkeypatch.undo()
+        happens()
+        attach(session, drive)
+
+    monkeypatch.setattr(sessions, "attach", attach_late)
+
+
+def test_a_stream_that_comes_while_the_one_before_is_missed_has_a_whole_lease(server, clock, monkeypatch):
+    session = server.client().open()
+    first = session.drive().attached()
+    (inner,) = server.service.assembly.sessions.listed()
+
+    def break_the_first():
+        first.cancel()
+        wait_until(lambda: inner.drive is None, text="the end of the first stream")
+
+    before_the_next_stream(server, monkeypatch, break_the_first)
+    with session.drive().attached() as second:
+        wait_until(lambda: inner.drive is not None, text="the second stream")
+        clock.ahead += 10
+        assert second.ask(keep_alive=session_pb2.KeepAliveRequest()).status.code == 0
+
+
+def test_a_stream_that_comes_while_its_session_is_closed_ends(server, monkeypatch):
+    session = server.client().open()
+    before_the_next_stream(server, monkeypatch, session.close)
+    drive = session.drive()
+    assert drive.ending().kind == UNKNOWN
+    assert server.metric("sessions") == 0
+
+
 def test_a_second_stream_takes_over_and_fences_the_first(server):
     session = server.client().open()
     sequence = session.sequence(Story(1))
@@ -211,6 +248,26 @@ def test_closing_waits_for_what_runs_and_gives_its_pages_back(server):
         assert server.pages() > 0, "pages return only when nothing can touch them any more"
     assert call.result().results[0].status.code == 0
     wait_until(lambda: server.pages() == 0 and server.metric("sequences") == 0)
+
+
+def test_a_crowd_of_waiting_calls_keeps_nobody_else_from_renewing_his_lease(start):
+    others_threads = set(threading.enumerate())
+    server = start(workers=2, max_sessions=4)
+    crowd, other = server.client().open(), server.client().open()
+    sequences = [crowd.sequence(Story(1)) for _ in range(10)]
+    with server.runner.held():
+        requests = [pb.ProposeRequest(entries=[sequence.propose_entry(0, 2)]) for sequence in sequences]
+        calls = [crowd.begin("Propose", request) for request in requests]
+        num_threads = server.config.workers + server.config.max_sessions
+
+        def is_full():
+            ours = set(threading.enumerate()) - others_threads
+            return sum(one.name.startswith("rpc") for one in ours) == num_threads
+
+        wait_until(is_full, text="the crowd in all threads")
+        assert other.call("KeepAlive", session_pb2.KeepAliveRequest(), timeout=2).lease_ms == 30_000
+        assert other.client.info(timeout=2).limits.sessions_max == 4
+    assert all(call.result().results[0].status.code == 0 for call in calls)
 
 
 def test_secrets_are_in_no_log_no_error_and_no_listing(server, caplog):

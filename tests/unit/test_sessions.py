@@ -112,6 +112,31 @@ def test_a_later_stream_fences_the_earlier_whose_end_then_means_nothing(table: S
     assert session.expires_at == clock.now + 30
 
 
+def test_a_stream_that_comes_while_the_one_before_is_missed_brings_a_whole_lease(
+    table: SessionTable, clock: Clock
+) -> None:
+    session, token = table.open(AGREEMENT, None)
+    first, second = Stream(), Stream()
+    table.attach(session, first)
+    table.find(token)  # as the second stream's call does
+    table.detach(session, first, broken=True)
+    table.attach(session, second)
+    assert session.expires_at == clock.now + 30
+
+
+@pytest.mark.parametrize("ending", ["closed", "expired"])
+def test_no_stream_comes_to_a_session_that_has_ended(table: SessionTable, clock: Clock, ending: str) -> None:
+    session, token = table.open(AGREEMENT, None)
+    if ending == "closed":
+        table.close(token)
+    else:
+        clock.now += 30
+    with pytest.raises(NotFoundError) as caught:
+        table.attach(session, Stream())
+    assert caught.value.reason == Reason.SESSION_UNKNOWN
+    assert session.drive is None
+
+
 def test_one_session_too_many_is_told_when_to_come_back(table: SessionTable) -> None:
     table.open(AGREEMENT, None)
     _, token = table.open(AGREEMENT, None)
