@@ -271,3 +271,33 @@ def test_tcp_and_tls_targets_use_inline_memory(service):
         assert client.open_sequence().propose(0, [1], ROW, 1).drafts == (7,)
     with pytest.raises(UnavailableError):
         Client(f"localhost:{service.port}", credentials=grpc.ssl_channel_credentials(), timeout_s=2.0)
+
+
+FORKING = """
+import os, sys
+from specdraft import Client, UnavailableError
+
+with Client(sys.argv[1]) as client:
+    with client.open_sequence() as sequence:
+        child = os.fork()
+        if child == 0:
+            for use in (client.open_sequence, sequence.state, client.server_info, client.reopen):
+                try:
+                    use()
+                except UnavailableError as error:
+                    print(error)
+            sys.exit(7)  # unwinds both blocks
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(sequence.state().row_count)
+"""
+
+
+def test_a_forked_process_neither_uses_nor_ends_what_its_parent_has_open(service):
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, service.target], capture_output=True, text=True, timeout=30, check=True
+    )
+    *refused, code, rows = done.stdout.splitlines()
+    assert len(refused) == 4
+    assert all("belongs to the process that it was opened in" in text for text in refused)
+    assert (code, rows) == ("7", "0")
+    assert len(service.requests("CloseSession")) == len(service.requests("CloseSequence")) == 1

@@ -190,6 +190,8 @@ class Sequence:
 
     def close(self, accepted_drafts: int | None = None) -> None:
         """Gives the sequence up. Never raises: what cannot be closed ends with the session."""
+        if self._session.is_inherited:  # the lock may have been held when the process forked
+            return
         with self.lock:
             if self._closed:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence as Items
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -29,7 +30,7 @@ from specdraft.items import (
 )
 from specdraft.options import SessionKeywords, SessionOptions
 from specdraft.server_info import ServerInfo
-from specdraft.terms import closed_error
+from specdraft.terms import closed_error, inherited_error
 from specdraft.v1 import session_pb2
 from specdraft.words import MemoryKind, RowsPolicy
 from specdraft.writes import catchup_jobs, propose_jobs
@@ -63,6 +64,7 @@ class AsyncClient:
         self._channel: grpc.aio.Channel | None = None
         self._opened: AsyncSession | None = None
         self._lock = asyncio.Lock()
+        self._pid = os.getpid()
         self._conversations = AsyncConversations(self._live_session, self._options)
 
     async def __aenter__(self) -> Self:
@@ -83,6 +85,7 @@ class AsyncClient:
         async with self._lock:
             if self._channel is not None:
                 return
+            self._pid = os.getpid()
             self._channel = open_aio_channel(self._target, self._options.credentials)
             try:
                 self._opened = await self._open_session()
@@ -92,7 +95,9 @@ class AsyncClient:
                 raise
 
     async def close(self) -> None:
-        """Ends the session and the connection. May be called twice."""
+        """Ends the session and the connection. May be called twice. In a forked process it does nothing."""
+        if os.getpid() != self._pid:  # as in `Client`
+            return
         async with self._lock:
             if self._opened is not None:
                 await self._opened.close()
@@ -151,6 +156,8 @@ class AsyncClient:
         """Asks what this service is."""
         if self._channel is None:
             raise closed_error()
+        if os.getpid() != self._pid:
+            raise inherited_error()
         request = session_pb2.GetServerInfoRequest()
         transport = AsyncTransport(self._channel)
         return ServerInfo.read(await transport.call(Exchange("GetServerInfo", request, self._options.timeout_s)))

@@ -158,6 +158,8 @@ class AsyncSequence:
 
     async def close(self, accepted_drafts: int | None = None) -> None:
         """As `Sequence.close`."""
+        if self._session.is_inherited:
+            return
         async with self.lock:
             if self._closed:
                 return

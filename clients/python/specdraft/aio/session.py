@@ -48,6 +48,11 @@ class AsyncSession:
         return self._transport.lost is not None
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether this is a copy in a forked process, which neither uses nor ends it."""
+        return self._transport.is_inherited
+
+    @property
     def is_driving(self) -> bool:
         """Whether calls go over the `Drive` stream."""
         return self._transport.is_driving
