@@ -372,6 +372,37 @@ def test_a_lost_session_is_opened_again_by_the_next_sequence(tmp_path):
         in_client(service, scenario)
 
 
+def test_tasks_that_wait_for_a_new_session_together_are_told_together(service):
+    go_on = threading.Event()
+
+    async def scenario(client):
+        sequence = await client.open_sequence()
+        service.token = b"restarted"
+        service.cut()
+        with pytest.raises(NotFoundError):
+            await sequence.state()
+        service.faults["GetServerInfo"] = [lambda: go_on.wait(20)] * 6
+        num_before = len(service.requests("GetServerInfo"))
+        told = await asyncio.gather(*[client.open_sequence() for _ in range(6)], return_exceptions=True)
+        go_on.set()
+        assert [type(one) for one in told] == 6 * [DeadlineError]
+        assert len(service.requests("GetServerInfo")) - num_before == 1
+        service.faults.clear()
+        assert (await (await client.open_sequence()).propose(0, [1], rows(1), 1)).drafts == (7,)
+
+    in_client(service, scenario, timeout_s=1.0)
+
+
+def test_after_a_reopening_that_failed_the_next_sequence_of_tasks_tries_again(service):
+    async def scenario(client):
+        service.faults["GetServerInfo"] = [make_error(Reason.STARTING, "not yet")]
+        with pytest.raises(UnavailableError, match="not yet"):
+            await client.reopen()
+        assert (await (await client.open_sequence()).propose(0, [1], rows(1), 1)).drafts == (7,)
+
+    in_client(service, scenario)
+
+
 def test_tasks_share_a_client_and_a_sequence(service, options):
     service.draft = lambda sequence, entry: [entry.pairs.tokens[-1]] * entry.draft_count
 

@@ -16,6 +16,7 @@ import specdraft
 from fake_service import FakeService, wait_until
 from specdraft import (
     Client,
+    DeadlineError,
     FailedPreconditionError,
     HiddenSource,
     MemoryKind,
@@ -207,6 +208,46 @@ def test_a_session_can_be_reopened_by_hand(service):
         client.reopen()
         assert client.open_sequence().propose(0, [1], ROW, 2).drafts == (7, 7)
     assert len(service.requests("CloseSession")) == 2
+
+
+def test_after_a_reopening_that_failed_the_next_sequence_tries_again(service):
+    with Client(service.target) as client:
+        service.faults["GetServerInfo"] = [make_error(Reason.STARTING, "not yet")]
+        with pytest.raises(UnavailableError, match="not yet"):
+            client.reopen()
+        assert client.open_sequence().propose(0, [1], ROW, 2).drafts == (7, 7)
+    with pytest.raises(UnavailableError, match="this client is closed"):
+        client.open_sequence()
+
+
+def test_threads_that_wait_for_a_new_session_together_are_told_together(service):
+    go_on, errors = threading.Event(), []
+    with Client(service.target, timeout_s=0.5) as client:
+        sequence = client.open_sequence()
+        service.token = b"restarted"
+        service.cut()
+        with pytest.raises(NotFoundError):
+            sequence.state()
+        service.faults["GetServerInfo"] = [lambda: go_on.wait(20)] * 6
+        num_before = len(service.requests("GetServerInfo"))
+
+        def ask():
+            try:
+                client.open_sequence()
+            except DeadlineError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        go_on.set()
+        assert len(errors) == 6
+        # One tries. Their deadlines do not add up; a thread that is late may find nobody who tries any more.
+        assert len(service.requests("GetServerInfo")) - num_before <= 2
+        service.faults.clear()
+        assert client.open_sequence().propose(0, [1], ROW, 1).drafts == (7,)
 
 
 def settled_counts():

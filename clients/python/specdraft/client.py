@@ -68,6 +68,8 @@ class Client:
         self._lock = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
+        self._failure: SpecdraftError | None = None  # of the last attempt to open a session in another's place
+        self._num_failures = 0
         self._conversations = Conversations(self._live_session, self._options)
         self._channel = open_channel(target, self._options.credentials)
         try:
@@ -147,8 +149,7 @@ class Client:
         self._check_open()
         with self._lock:
             self._check_open()
-            self._session.close()
-            self._session = self._open_session()
+            self._replace_session()
 
     def open_sequence(
         self, budget_tokens: int = 0, *, reserve: bool = False, rows_policy: RowsPolicy = RowsPolicy.EXACT
@@ -247,14 +248,27 @@ class Client:
         return open_session(self._channel, self._target, self._options, self.server_info())
 
     def _live_session(self) -> Session:
-        if self._session.lost:
+        if self._session.is_over:
             self._check_open()
+            num_failures = self._num_failures
             with self._lock:
                 self._check_open()
-                if self._session.lost:
-                    self._session.close()
-                    self._session = self._open_session()
+                if self._session.is_over:
+                    # Who waited while somebody else was told has been told too: deadlines must not add up.
+                    if self._failure is not None and self._num_failures != num_failures:
+                        raise self._failure
+                    self._replace_session()
         return self._session
+
+    def _replace_session(self) -> None:
+        self._session.close()
+        try:
+            session = self._open_session()
+        except SpecdraftError as error:
+            self._failure, self._num_failures = error, self._num_failures + 1
+            raise
+        self._conversations.follow(self._session.terms, session.terms)
+        self._session = session
 
     @staticmethod
     def _locked(items: _Items) -> ExitStack:

@@ -58,6 +58,11 @@ class Session:
         return self._transport.lost is not None
 
     @property
+    def is_over(self) -> bool:
+        """Whether it is of no use any more: lost, or closed."""
+        return self._closed or self.lost
+
+    @property
     def is_inherited(self) -> bool:
         """Whether this is a copy in a forked process, which neither uses nor ends it."""
         return self._transport.is_inherited

@@ -65,6 +65,8 @@ class AsyncClient:
         self._opened: AsyncSession | None = None
         self._lock = asyncio.Lock()
         self._pid = os.getpid()
+        self._failure: SpecdraftError | None = None  # as in `Client`
+        self._num_failures = 0
         self._conversations = AsyncConversations(self._live_session, self._options)
 
     async def __aenter__(self) -> Self:
@@ -165,8 +167,7 @@ class AsyncClient:
     async def reopen(self) -> None:
         """Opens a new session in the place of the present one, whose sequences are lost."""
         async with self._lock:
-            await self.session.close()
-            self._opened = await self._open_session()
+            await self._replace_session()
 
     async def open_sequence(
         self, budget_tokens: int = 0, *, reserve: bool = False, rows_policy: RowsPolicy = RowsPolicy.EXACT
@@ -208,12 +209,24 @@ class AsyncClient:
         return await open_session(self._channel, self._target, self._options, await self.server_info())
 
     async def _live_session(self) -> AsyncSession:
-        if self.session.lost:
+        if self.session.is_over:
+            num_failures = self._num_failures
             async with self._lock:
-                if self.session.lost:
-                    await self.session.close()
-                    self._opened = await self._open_session()
+                if self.session.is_over:
+                    if self._failure is not None and self._num_failures != num_failures:  # as in `Client`
+                        raise self._failure
+                    await self._replace_session()
         return self.session
+
+    async def _replace_session(self) -> None:
+        before = self.session
+        await before.close()
+        try:
+            self._opened = await self._open_session()
+        except SpecdraftError as error:
+            self._failure, self._num_failures = error, self._num_failures + 1
+            raise
+        self._conversations.follow(before.terms, self._opened.terms)
 
     @staticmethod
     async def _enter_locks(locks: AsyncExitStack, items: _Items) -> None:
