@@ -490,3 +490,19 @@ def test_closing_leaves_no_task_thread_or_descriptor(service, options):
     for _ in range(4):
         asyncio.run(main())
     wait_until(lambda: all(now <= then for now, then in zip(counts(), before, strict=True)), timeout_s=10)
+
+
+def test_closing_that_is_cancelled_gives_the_arena_back(service):
+    go_on = threading.Event()
+
+    async def scenario(client):
+        arena = client.session.placement._arena
+        service.faults["CloseSession"] = [lambda: go_on.wait(20)]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.close()
+        go_on.set()
+        assert arena._mapping is None
+        await client.close()
+
+    in_client(service, scenario, memory="host", timeout_s=10.0)

@@ -77,18 +77,20 @@ class AsyncSession:
         if self._closed:
             return
         self._closed = True
-        self._lease.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._lease
-        await self._transport.stop_drive()  # first, so that it does not attach again to a session that is ending
-        if not self.lost:
-            with suppress(SpecdraftError):
-                await self._transport.call(
-                    Exchange("CloseSession", session_pb2.CloseSessionRequest(), self.terms.timeout_s)
-                )
-        self._transport.close()
-        if self._arena is not None:
-            self._arena.close()
+        try:
+            self._lease.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._lease
+            await self._transport.stop_drive()  # first, so that it does not attach again to a session that is ending
+            if not self.lost:
+                with suppress(SpecdraftError):
+                    await self._transport.call(
+                        Exchange("CloseSession", session_pb2.CloseSessionRequest(), self.terms.timeout_s)
+                    )
+        finally:  # who is cancelled here does not come again
+            self._transport.close()
+            if self._arena is not None:
+                self._arena.close()
 
     async def _renew(self) -> None:
         pause_s = self.terms.lease_s / LEASE_SHARE
