@@ -1,6 +1,7 @@
 """Sessions of the Python client: handshake, lease, deadlines, ends."""
 
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from specdraft import (
     NotFoundError,
     ProposeItem,
     Reason,
+    SessionOptions,
     UnavailableError,
 )
 from specdraft.errors import make_error
@@ -74,10 +76,25 @@ def test_memory_is_shared_where_that_is_possible(tmp_path, memory, offered, expe
         assert client.memory_kind is expected
 
 
-@pytest.mark.parametrize("options", [{"hidden_dtype": "float64"}, {"memory": "gpu"}, {"timeout_s": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden_dtype": "float64"},
+        {"memory": "gpu"},
+        {"timeout_s": 0},
+        {"timeout_s": math.nan},
+        {"timeout_s": math.inf},
+        {"timeout_s": 5e6},
+    ],
+    ids=str,
+)
 def test_options_that_are_wrong_by_themselves_are_refused_at_once(options):
     with pytest.raises(ValueError):
         Client("unix:///nowhere", **options)
+
+
+def test_options_do_not_tell_the_carry_key():
+    assert "secret" not in repr(SessionOptions(carry_key=b"secret, secret, secret"))
 
 
 def test_a_refused_handshake_names_the_field(service):
