@@ -372,37 +372,6 @@ def test_a_lost_session_is_opened_again_by_the_next_sequence(tmp_path):
         in_client(service, scenario)
 
 
-def test_tasks_that_wait_for_a_new_session_together_are_told_together(service):
-    go_on = threading.Event()
-
-    async def scenario(client):
-        sequence = await client.open_sequence()
-        service.token = b"restarted"
-        service.cut()
-        with pytest.raises(NotFoundError):
-            await sequence.state()
-        service.faults["GetServerInfo"] = [lambda: go_on.wait(20)] * 6
-        num_before = len(service.requests("GetServerInfo"))
-        told = await asyncio.gather(*[client.open_sequence() for _ in range(6)], return_exceptions=True)
-        go_on.set()
-        assert [type(one) for one in told] == 6 * [DeadlineError]
-        assert len(service.requests("GetServerInfo")) - num_before == 1
-        service.faults.clear()
-        assert (await (await client.open_sequence()).propose(0, [1], rows(1), 1)).drafts == (7,)
-
-    in_client(service, scenario, timeout_s=1.0)
-
-
-def test_after_a_reopening_that_failed_the_next_sequence_of_tasks_tries_again(service):
-    async def scenario(client):
-        service.faults["GetServerInfo"] = [make_error(Reason.STARTING, "not yet")]
-        with pytest.raises(UnavailableError, match="not yet"):
-            await client.reopen()
-        assert (await (await client.open_sequence()).propose(0, [1], rows(1), 1)).drafts == (7,)
-
-    in_client(service, scenario)
-
-
 def test_tasks_share_a_client_and_a_sequence(service, options):
     service.draft = lambda sequence, entry: [entry.pairs.tokens[-1]] * entry.draft_count
 
@@ -490,19 +459,3 @@ def test_closing_leaves_no_task_thread_or_descriptor(service, options):
     for _ in range(4):
         asyncio.run(main())
     wait_until(lambda: all(now <= then for now, then in zip(counts(), before, strict=True)), timeout_s=10)
-
-
-def test_closing_that_is_cancelled_gives_the_arena_back(service):
-    go_on = threading.Event()
-
-    async def scenario(client):
-        arena = client.session.placement._arena
-        service.faults["CloseSession"] = [lambda: go_on.wait(20)]
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await client.close()
-        go_on.set()
-        assert arena._mapping is None
-        await client.close()
-
-    in_client(service, scenario, memory="host", timeout_s=10.0)
