@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
-import subprocess
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -19,9 +19,13 @@ from typing import Any, Self
 
 import grpc
 
+from drafter_service.bench.child import Child, end_with_parent
+from drafter_service.server.process import ProcessError
+
 SERVICE = "specdraft.bench.Echo"
 NUM_WORKERS = 16
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+CALL_TIMEOUT_S = 30.0
 _SIZE_BYTES = 4
 
 
@@ -41,18 +45,21 @@ class Echo:
     Args:
         socket: path of the Unix socket that it makes.
         models: a head's checkpoint and its target's, to run its forward too; None = it echoes alone.
+
+    Raises ProcessError if it does not come up; its own lines about why stand on standard error.
     """
 
     def __init__(self, socket: Path, models: tuple[Path, Path] | None = None) -> None:
-        command = [sys.executable, "-m", "drafter_service.bench.echo", str(socket), *map(str, models or ())]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        )
-        assert self._process.stdout is not None, "it was asked for"
-        self._process.stdout.readline()
+        # It imports what we import, wherever that was found.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._child = Child("drafter_service.bench.echo", (str(socket), *map(str, models or ())), environment)
         self._channel = grpc.insecure_channel(f"unix://{socket}", [("grpc.use_local_subchannel_pool", 1)])
-        grpc.channel_ready_future(self._channel).result(START_TIMEOUT_S)
         self._streams: list[queue.SimpleQueue[bytes | None]] = []
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +72,7 @@ class Echo:
     def unary(self, request: bytes, *, with_forward: bool = False) -> Callable[[], object]:
         """A call that sends the request and waits for its answer."""
         call: Any = self._channel.unary_unary(f"/{SERVICE}/{'UnaryForward' if with_forward else 'Unary'}")
-        return lambda: call(request, timeout=START_TIMEOUT_S)
+        return lambda: call(request, timeout=CALL_TIMEOUT_S)
 
     def stream(self, request: bytes, *, with_forward: bool = False) -> Callable[[], object]:
         """The same over a stream that stays open."""
@@ -85,10 +92,17 @@ class Echo:
         for outgoing in self._streams:
             outgoing.put(None)
         self._channel.close()
-        self._process.terminate()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._child.close()
+
+    def _wait_until_ready(self) -> None:
+        stdout = self._child.process.stdout
+        assert stdout is not None, "it was asked for"
+        readable, _, _ = select.select([stdout], [], [], START_TIMEOUT_S)
+        if not readable:
+            raise ProcessError(f"the echo did not come up within {START_TIMEOUT_S:.0f} s")
+        if not stdout.readline():
+            raise ProcessError("the echo did not come up")
+        grpc.channel_ready_future(self._channel).result(CALL_TIMEOUT_S)
 
 
 def serve(socket: str, models: Sequence[str] = ()) -> None:
@@ -125,4 +139,5 @@ def _handlers(behave: Callable[[bytes], bytes], suffix: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     serve(sys.argv[1], sys.argv[2:])

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from drafter_service.bench.child import Child
 from drafter_service.bench.flags import DEFAULT_MODES
 from drafter_service.bench.tax_measure import NO_GPU, TaxRun
 
@@ -137,18 +138,17 @@ def _goals(figures: Mapping[str, Any], runs: Mapping[str, Any], too_short: Abstr
 
 
 def _measured(run: TaxRun, environment: Mapping[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "drafter_service.bench.tax_measure", json.dumps(asdict(run))]
-    try:
-        ended = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, timeout=RUN_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TaxError(f"a run did not end within {RUN_TIMEOUT_S:g} s") from error
-    if ended.returncode == NO_GPU:
-        raise TaxError(ended.stdout.strip())
-    if ended.returncode:
-        raise TaxError(f"a run ended with {ended.returncode}")
-    figures: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    with Child("drafter_service.bench.tax_measure", (json.dumps(asdict(run)),), environment) as child:
+        try:
+            said, _ = child.process.communicate(timeout=RUN_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise TaxError(f"a run did not end within {RUN_TIMEOUT_S:g} s") from error
+        code = child.process.returncode
+    if code == NO_GPU:
+        raise TaxError(said.strip())
+    if code:
+        raise TaxError(f"a run ended with {code}")
+    figures: dict[str, Any] = json.loads(said.splitlines()[-1])
     return figures
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from drafter_service.bench.child import end_with_parent, unwind_at_sigterm
 from drafter_service.bench.echo import Echo, request_of
 from drafter_service.bench.report import missing_gpus
 from drafter_service.bench.tax_steps import Parties, Steps
@@ -254,4 +255,6 @@ def main(text: str) -> None:
 
 
 if __name__ == "__main__":
+    unwind_at_sigterm()
+    end_with_parent()
     main(sys.argv[1])

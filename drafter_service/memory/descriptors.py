@@ -85,10 +85,14 @@ class _Server(socketserver.ThreadingUnixStreamServer):
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         # Longer than this no peer keeps its place.
-        if self.peers.acquire(timeout=2 * PEER_TIMEOUT_S):
-            super().process_request(request, client_address)
-        else:
+        if not self.peers.acquire(timeout=2 * PEER_TIMEOUT_S):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self.peers.release()
+            raise
 
     def process_request_thread(self, request: object, client_address: object) -> None:
         try:

@@ -28,7 +28,7 @@ class Health:
         self._pool = futures.ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="health")
         self._servicer = health.HealthServicer()
         self._is_live = is_live
-        self._is_serving = False
+        self._wants_to_serve = False
         self.set_serving(False)
 
     def add_to(self, server: grpc.Server) -> None:
@@ -37,28 +37,27 @@ class Health:
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
 
     def set_serving(self, is_serving: bool) -> None:
-        """SERVING or NOT_SERVING."""
-        self._is_serving = is_serving
-        self._publish()
-
-    def check(self) -> bool:
-        """Looks whether the process is alive, publishes what it finds, and returns it. Called by the reaper."""
-        if self._is_serving and not self._is_live():
-            self._is_serving = False
-        self._publish()
-        return self._is_serving
+        """NOT_SERVING, or SERVING for as long as the process is alive."""
+        self._wants_to_serve = is_serving
+        self.check()
 
     def close(self) -> None:
         """Ends the pool."""
         self._servicer.enter_graceful_shutdown()
         self._pool.shutdown(wait=False)
 
-    def _publish(self) -> None:
+    def check(self) -> None:
+        """Looks whether the process is alive and publishes what it finds. Called by the reaper.
+
+        An engine that was stuck and gets on again serves again: a probe that restarts the process asks too rarely to
+        have seen every such moment, and would leave it NOT_SERVING forever.
+        """
         statuses = health_pb2.HealthCheckResponse
-        status = statuses.SERVING if self._is_serving else statuses.NOT_SERVING
+        is_live = self._is_live()
+        status = statuses.SERVING if is_live and self._wants_to_serve else statuses.NOT_SERVING
         for service in SERVICES:
             self._servicer.set(service, status)
-        self._servicer.set(LIVENESS, statuses.SERVING if self._is_live() else statuses.NOT_SERVING)
+        self._servicer.set(LIVENESS, statuses.SERVING if is_live else statuses.NOT_SERVING)
 
 
 class _OnPool:

@@ -6,7 +6,7 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from drafter_service.engine import Engine, draining
 from drafter_service.engine import operations as ops
+from drafter_service.memory import CudaArena, SharedArena
 from drafter_service.memory.device_loss import device_lost
 from drafter_service.server import regions
 from drafter_service.server.calls import Answerable, Calls
@@ -187,11 +188,33 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
             if arena is not None:
                 arena.close()
             raise
-        _log.info("a session opened; %d are open", len(parts.sessions))
-        if kind == tensor_pb2.MEMORY_KIND_CUDA and parts.handshake.gpu is not None:
-            session.regions = parts.handshake.gpu.make_regions()
         parts.metrics.session_opened(kind_name(kind))
-        return open_session_response(session, token, parts.handshake, arena, carried)
+        _log.info("a session opened; %d are open", len(parts.sessions))
+        try:
+            return self._opened(parts, session, token, carried, context)
+        except BaseException:
+            # Nobody has its token: it would keep a place and its arena until the lease is over.
+            if parts.sessions.close(token) is not None:
+                self.end_session(session, "closed")
+            raise
+
+    @staticmethod
+    def _opened(
+        parts: Parts,
+        session: Session,
+        token: bytes,
+        carried: Sequence[session_pb2.CarryInfo],
+        context: grpc.ServicerContext,
+    ) -> Any:
+        """The answer to an `OpenSession`. Raises Ended if nobody waits for it any more."""
+        arena = session.arena
+        assert arena is None or isinstance(arena, SharedArena), "the handshake has made it"
+        if isinstance(arena, CudaArena) and parts.handshake.gpu is not None:
+            session.regions = parts.handshake.gpu.make_regions()
+        response = open_session_response(session, token, parts.handshake, arena, carried)
+        if not context.is_active():
+            raise Ended
+        return response
 
     def KeepAlive(self, request: session_pb2.KeepAliveRequest, context: grpc.ServicerContext) -> Any:
         """`KeepAlive`."""

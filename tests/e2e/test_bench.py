@@ -294,3 +294,19 @@ def test_early_rounds_that_drafted_from_older_hidden_states_are_counted(monkeypa
     figures = measure(TaxRun((0.1,), num_steps=8, num_turns=2, dry=True), lambda _text: None)
     assert figures["rounds_checked"] == len(are_old) == CHECKS_A_VERIFY
     assert figures["rounds_wrong"] == sum(are_old) > 0
+
+
+def test_a_single_process_that_drafts_less_than_the_service_is_not_timed(monkeypatch):
+    from drafter_service.bench import tax_target
+    from drafter_service.bench.tax_measure import measure
+
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    fill = tax_target._fill
+
+    def with_a_floor(inputs, num_drafts):
+        fill(inputs, num_drafts)
+        inputs.min_logprob.fill_(0.0)  # it ends after its first draft
+
+    monkeypatch.setattr(tax_target, "_fill", with_a_floor)
+    with pytest.raises(RuntimeError, match="own round drafts 0 of"):
+        measure(TaxRun((0.1,), num_steps=1, num_turns=1, dry=True), lambda _text: None)

@@ -10,13 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from drafter_service.bench.echo import Echo
 from drafter_service.bench.tiny_head import write_tiny_head
 from drafter_service.cli import main
+from drafter_service.server.process import ProcessError
 from processes import environment
 from repository import ROOT
+from serving import wait_until
 
 TOOL = [sys.executable, "-m", "drafter_service.cli"]
 CARRY = ["bench", "carry", "--rows", "10", "20", "--rounds", "10000", "--calls", "100"]
+RPC = ["bench", "rpc", "--rounds", "1", "--calls", "1000000"]
+TAX = ["bench", "tax", "--dry", "--verify-ms", "0.1", "--steps", "10000", "--turns", "100"]
 
 
 @contextmanager
@@ -29,15 +34,16 @@ def listening_to_sigint():
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture
-def measuring(tmp_path):
-    """A benchmark at work, with a directory of its own for temporary files."""
+@contextmanager
+def at_work(command, said, tmp_path):
+    """A benchmark that has said so much, with a directory of its own for temporary files."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    variables = environment(TMPDIR=str(tmp_path))
     with listening_to_sigint():
-        process = subprocess.Popen([*TOOL, *CARRY], env=environment(TMPDIR=str(tmp_path)), cwd=ROOT, **pipes)
+        process = subprocess.Popen([*TOOL, *command], env=variables, cwd=ROOT, start_new_session=True, **pipes)
     try:
         line = process.stderr.readline()
-        while "round 1/" not in line:
+        while said not in line:
             assert line, "it has ended"
             line = process.stderr.readline()
         yield process
@@ -46,8 +52,19 @@ def measuring(tmp_path):
         process.communicate()
 
 
+@pytest.fixture
+def measuring(tmp_path):
+    with at_work(CARRY, "round 1/", tmp_path) as process:
+        yield process
+
+
 def children(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def descendants(pid):
+    found = children(pid)
+    return found + [one for child in found for one in descendants(child)]
 
 
 def ends(pid, within_s=20.0):
@@ -86,6 +103,28 @@ def test_a_service_ends_with_whoever_started_it_even_if_that_was_killed(measurin
     finally:
         if not ends(service, 0.1):
             os.kill(service, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("command", "said", "num_others"), [(RPC, "round 1/", 2), (TAX, "turn 1/", 3)], ids=["rpc", "tax"]
+)
+def test_a_benchmark_of_several_processes_leaves_none_however_it_ends(tmp_path, command, said, num_others, number):
+    with at_work(command, said, tmp_path) as process:
+        wait_until(lambda: len(descendants(process.pid)) == num_others)
+        others = descendants(process.pid)
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)  # as a terminal does
+        _, err = process.communicate(timeout=60)
+        assert all(map(ends, others))
+    assert "Traceback" not in err
+    if number != signal.SIGKILL:
+        assert list(tmp_path.glob("specdraft-*")) == []
+
+
+def test_an_echo_that_does_not_come_up_says_so_at_once(tmp_path, capfd):
+    with pytest.raises(ProcessError, match="the echo did not come up"):
+        Echo(tmp_path / "echo.sock", (tmp_path / "nothing", tmp_path / "nothing"))
+    assert "nothing" in capfd.readouterr().err
 
 
 def test_a_head_that_is_not_there_is_named_without_a_traceback(tmp_path):

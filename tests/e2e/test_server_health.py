@@ -149,6 +149,25 @@ def test_an_engine_that_is_stuck_is_not_serving_and_recovers_with_it(start):
         wait_until(lambda: client.check() == "NOT_SERVING")
         assert not server.service.has_failed
     call.result()
+    wait_until(lambda: client.check() == "SERVING")
+
+
+def test_an_engine_that_comes_back_while_draining_stays_not_serving(start):
+    ahead = [0.0]
+    server = start(clock=lambda: time.monotonic() + ahead[0], lease_s=1000.0)
+    client = server.client()
+    sequence = client.open().sequence(Story(1))
+    with server.runner.held():
+        num_batches = len(server.runner.batches)
+        call = sequence.session.begin("Propose", pb.ProposeRequest(entries=[sequence.propose_entry(0, 2)]))
+        server.runner.wait_for_batch(num_batches)
+        ahead[0] = 60.0
+        wait_until(lambda: client.check() == "NOT_SERVING")
+        server.service.refuse_sessions()
+    call.result()
+    live = health_pb2.HealthCheckRequest(service="specdraft.live")
+    wait_until(lambda: client.health.Check(live, timeout=1).status == SERVING)
+    assert client.check() == "NOT_SERVING"
 
 
 def test_draining_turns_watchers_away_answers_what_was_accepted_and_refuses_the_rest(start, probe_clients):

@@ -4,12 +4,13 @@ import logging
 import threading
 import time
 
+import grpc
 import pytest
 
 from serving import num_descriptors, wait_until
 from specdraft.v1 import admin_pb2, admin_pb2_grpc, session_pb2, tensor_pb2
 from specdraft.v1 import drafter_pb2 as pb
-from wire import TIMEOUT_S, Client, Story, refusal, refused_entry
+from wire import TIMEOUT_S, Client, Story, open_request, refusal, refused_entry
 
 HOST = tensor_pb2.MEMORY_KIND_HOST
 UNKNOWN = ("NOT_FOUND", "SESSION_UNKNOWN")
@@ -37,6 +38,26 @@ def server(start, clock):
 
 def expired(server):
     return lambda: server.metric("sessions") == 0 and server.metric("sequences") == 0
+
+
+def test_a_session_whose_opening_was_not_answered_in_time_is_not_kept(start):
+    server = start(max_sessions=2)
+    client = server.client()
+    client.open(memory_kind=HOST).close()
+    baseline = num_descriptors()
+    sequence = client.open().sequence(Story(1))
+    with server.runner.held():
+        num_batches = len(server.runner.batches)
+        call = sequence.session.begin("Propose", pb.ProposeRequest(entries=[sequence.propose_entry(0, 2)]))
+        server.runner.wait_for_batch(num_batches)
+        for _ in range(3):  # a caller who tries again: its carries are asked of an engine that is at work
+            request = open_request(carry_key=bytes(range(16)), memory_kind=HOST)
+            late = refusal(client.stub.OpenSession, request, timeout=0.2)
+            assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
+            wait_until(lambda: server.metric("sessions") == 1)
+    call.result()
+    wait_until(lambda: num_descriptors() == baseline)
+    assert client.open(carry_key=bytes(range(16)), memory_kind=HOST).sequence(Story(2)).propose(0, 2)
 
 
 def test_a_lease_that_ends_gives_up_everything(server, clock):

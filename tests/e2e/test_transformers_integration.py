@@ -1,6 +1,7 @@
 """`model.generate` through the Python client: whatever is drafted, the target's own tokens come out."""
 
 import random
+import threading
 import time
 
 import pytest
@@ -343,6 +344,21 @@ def test_a_service_that_vanishes_never_ends_a_generation(model, tmp_path):
             assert report.num_accepted == 4
     finally:
         service.stop()
+
+
+def test_generations_with_rounds_that_timed_out_leave_no_sequence_and_no_place_behind(model, tmp_path):
+    with FakeService(tmp_path, hidden_width=WIDTH, vocab_size=VOCAB) as service:
+        service.draft = oracle(model)
+        with Client(service.target, hidden_width=WIDTH, timeout_s=0.3) as client:
+            for _ in range(3):
+                go_on = threading.Event()
+                service.faults["Propose"] = [lambda go_on=go_on: go_on.wait(1)]
+                report = DecodeReport()
+                generate(model, custom_generate=speculative_generate(client, 2, on_round=report.add, pause_rounds=100))
+                go_on.set()
+                assert report.num_errors == 1
+            generate(model, custom_generate=speculative_generate(client, 2))
+            assert (len(service.sequences), client.session.placement.in_use_count) == (0, 0)
 
 
 def test_a_service_that_is_gone_costs_no_deadline(model, tmp_path):

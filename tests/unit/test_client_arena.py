@@ -14,10 +14,11 @@ import pytest
 
 from fake_service import FakeService, wait_until
 from fake_side_socket import SLOT_FIELDS, FakeArena, FakeSideSocket
-from specdraft import Client, FailedPreconditionError, Reason
+from specdraft import Client, FailedPreconditionError, ProposeItem, Reason
 from specdraft.memory import (
     DESCRIPTOR_GRANTED,
     ArenaLayout,
+    DeviceRange,
     HostArena,
     SlotLayout,
     SlotPool,
@@ -278,6 +279,18 @@ def read(rows):
     from specdraft.hiddens import read_rows
 
     return read_rows(rows, DType.FLOAT32, rows.shape[1])
+
+
+def test_rows_of_a_batch_that_is_refused_before_it_is_sent_are_given_back(tmp_path):
+    rows = np.ones((1, 8), dtype=np.float32)
+    with FakeService(tmp_path) as service, Client(service.target, slot_count=2) as client:
+        first, second = client.open_sequence(), client.open_sequence()
+        on_a_gpu = DeviceRange(1 << 20, rows.nbytes)  # and this session shares no GPU memory
+        for _ in range(3):
+            with pytest.raises(ValueError, match="this session shares none"):
+                client.propose_batch([ProposeItem(first, 0, [1], rows, 1), ProposeItem(second, 0, [1], on_a_gpu, 1)])
+            assert client.session.placement.in_use_count == 0
+        assert first.propose(0, [1], rows, 1).drafts == (7,)
 
 
 def test_slots_and_staging_rows_are_given_back():

@@ -218,3 +218,39 @@ def test_a_closed_client_neither_resumes_nor_adopts(service, open_client):
 def test_bounds_are_not_negative(service, name):
     with pytest.raises(ValueError, match=name):
         Client(service.target, **{name: -1})
+
+
+def test_of_many_lost_carries_each_costs_one_call(service, client):
+    for number in range(5):
+        client.parked([1, 2, 3, 4, 50 + number], f"conversation {number}")
+    service.carries.clear()
+    service.calls.clear()
+    resumed = client.conversations.resume([1, 2, 3, 4, 50, 6], "conversation 0")
+    assert (resumed.num_keys_kept, len(client.conversations)) == (0, 0)
+    assert [call.rpc for call in service.calls] == ["OpenSequence"] + 5 * ["InstallKV"]
+    assert list(service.sequences)[-1] == resumed.sequence.sequence_id
+
+
+def test_a_lost_carry_of_another_budget_leaves_no_sequence_behind(service, client):
+    client.parked([1, 2, 3, 4, 5], "own")
+    service.carries.clear()
+    num_before = len(service.sequences)
+    resumed = client.conversations.resume([1, 2, 3, 9, 9], "another", budget_tokens=40)
+    assert (resumed.num_keys_kept, len(service.sequences)) == (0, num_before + 1)
+    assert service.requests("OpenSequence")[-1].budget_tokens == 40
+
+
+@pytest.mark.parametrize(
+    ("options", "is_another", "num_known"),
+    [({}, False, 0), ({"carry_key": b"k" * 16}, False, 1), ({"carry_key": b"k" * 16}, True, 0)],
+    ids=["without a key", "with a key", "with a key, another service"],
+)
+def test_carries_that_went_with_a_session_are_forgotten_with_it(service, open_client, options, is_another, num_known):
+    with open_client(**options) as client:
+        client.parked([1, 2, 3, 4])
+        service.token = b"lost"
+        if is_another:
+            service.incarnation = bytes(16)
+        service.cut()
+        client.conversations.resume([8, 9])
+        assert len(client.conversations) == num_known

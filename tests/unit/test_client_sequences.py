@@ -370,3 +370,32 @@ def test_errors_with_a_delay_carry_it(service_and_client):
     with pytest.raises(ResourceExhaustedError) as caught:
         sequence.propose(0, [1], rows(1), 1)
     assert caught.value.retry_delay_ms == 40
+
+
+@pytest.mark.parametrize("is_left", [False, True], ids=["closed", "left"])
+def test_a_sequence_that_cannot_be_closed_now_is_closed_before_the_next_is_opened(tmp_path, is_left):
+    with FakeService(tmp_path) as service, Client(service.target, timeout_s=0.3) as client:
+        for _ in range(3):
+            go_on, sequence = threading.Event(), client.open_sequence()
+            service.after["Propose"] = [lambda go_on=go_on: go_on.wait(1)]
+            with pytest.raises(DeadlineError):
+                sequence.propose(0, [1], rows(1), 1)
+            assert client.session.placement.in_use_count == 1
+            (sequence.leave if is_left else sequence.close)()
+            go_on.set()
+        service.after.clear()
+        client.open_sequence()
+        assert (len(service.sequences), client.session.placement.in_use_count) == (1, 0)
+
+
+def test_sequences_that_were_left_are_forgotten_with_their_session(tmp_path):
+    with FakeService(tmp_path) as service, Client(service.target) as client:
+        for sequence in [client.open_sequence() for _ in range(3)]:
+            sequence.leave()
+        service.token = b"restarted"
+        service.cut()
+        client.open_sequence()
+        assert len(service.requests("CloseSequence")) <= 1
+        service.calls.clear()
+        client.open_sequence()
+        assert [call.rpc for call in service.calls] == ["OpenSequence"]

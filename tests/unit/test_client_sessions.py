@@ -1,6 +1,7 @@
 """Sessions of the Python client: handshake, lease, deadlines, ends."""
 
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -16,12 +17,14 @@ import specdraft
 from fake_service import FakeService, wait_until
 from specdraft import (
     Client,
+    DeadlineError,
     FailedPreconditionError,
     HiddenSource,
     MemoryKind,
     NotFoundError,
     ProposeItem,
     Reason,
+    SessionOptions,
     UnavailableError,
 )
 from specdraft.errors import make_error
@@ -73,10 +76,25 @@ def test_memory_is_shared_where_that_is_possible(tmp_path, memory, offered, expe
         assert client.memory_kind is expected
 
 
-@pytest.mark.parametrize("options", [{"hidden_dtype": "float64"}, {"memory": "gpu"}, {"timeout_s": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden_dtype": "float64"},
+        {"memory": "gpu"},
+        {"timeout_s": 0},
+        {"timeout_s": math.nan},
+        {"timeout_s": math.inf},
+        {"timeout_s": 5e6},
+    ],
+    ids=str,
+)
 def test_options_that_are_wrong_by_themselves_are_refused_at_once(options):
     with pytest.raises(ValueError):
         Client("unix:///nowhere", **options)
+
+
+def test_options_do_not_tell_the_carry_key():
+    assert "secret" not in repr(SessionOptions(carry_key=b"secret, secret, secret"))
 
 
 def test_a_refused_handshake_names_the_field(service):
@@ -209,6 +227,46 @@ def test_a_session_can_be_reopened_by_hand(service):
     assert len(service.requests("CloseSession")) == 2
 
 
+def test_after_a_reopening_that_failed_the_next_sequence_tries_again(service):
+    with Client(service.target) as client:
+        service.faults["GetServerInfo"] = [make_error(Reason.STARTING, "not yet")]
+        with pytest.raises(UnavailableError, match="not yet"):
+            client.reopen()
+        assert client.open_sequence().propose(0, [1], ROW, 2).drafts == (7, 7)
+    with pytest.raises(UnavailableError, match="this client is closed"):
+        client.open_sequence()
+
+
+def test_threads_that_wait_for_a_new_session_together_are_told_together(service):
+    go_on, errors = threading.Event(), []
+    with Client(service.target, timeout_s=0.5) as client:
+        sequence = client.open_sequence()
+        service.token = b"restarted"
+        service.cut()
+        with pytest.raises(NotFoundError):
+            sequence.state()
+        service.faults["GetServerInfo"] = [lambda: go_on.wait(20)] * 6
+        num_before = len(service.requests("GetServerInfo"))
+
+        def ask():
+            try:
+                client.open_sequence()
+            except DeadlineError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        go_on.set()
+        assert len(errors) == 6
+        # One tries. Their deadlines do not add up; a thread that is late may find nobody who tries any more.
+        assert len(service.requests("GetServerInfo")) - num_before <= 2
+        service.faults.clear()
+        assert client.open_sequence().propose(0, [1], ROW, 1).drafts == (7,)
+
+
 def settled_counts():
     gc.collect()
     return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
@@ -271,3 +329,33 @@ def test_tcp_and_tls_targets_use_inline_memory(service):
         assert client.open_sequence().propose(0, [1], ROW, 1).drafts == (7,)
     with pytest.raises(UnavailableError):
         Client(f"localhost:{service.port}", credentials=grpc.ssl_channel_credentials(), timeout_s=2.0)
+
+
+FORKING = """
+import os, sys
+from specdraft import Client, UnavailableError
+
+with Client(sys.argv[1]) as client:
+    with client.open_sequence() as sequence:
+        child = os.fork()
+        if child == 0:
+            for use in (client.open_sequence, sequence.state, client.server_info, client.reopen):
+                try:
+                    use()
+                except UnavailableError as error:
+                    print(error)
+            sys.exit(7)  # unwinds both blocks
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(sequence.state().row_count)
+"""
+
+
+def test_a_forked_process_neither_uses_nor_ends_what_its_parent_has_open(service):
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, service.target], capture_output=True, text=True, timeout=30, check=True
+    )
+    *refused, code, rows = done.stdout.splitlines()
+    assert len(refused) == 4
+    assert all("belongs to the process that it was opened in" in text for text in refused)
+    assert (code, rows) == ("7", "0")
+    assert len(service.requests("CloseSession")) == len(service.requests("CloseSequence")) == 1

@@ -5,6 +5,7 @@ import socket
 import stat
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -105,6 +106,22 @@ def test_more_peers_than_places_wait_for_their_turn(server, offered, monkeypatch
     assert time.monotonic() - began < 3
     for peer in silent:
         peer.close()
+
+
+def test_peers_for_whom_no_thread_could_be_started_keep_no_place(server, offered, monkeypatch):
+    monkeypatch.setattr(descriptors, "PEER_TIMEOUT_S", 0.05)
+
+    def no_more(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", no_more)
+        for _ in range(descriptors.MAX_PEERS + 1):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer, suppress(ConnectionResetError):
+                peer.connect(str(server.path))
+                assert peer.recv(1) == b""
+    answer, descriptor = fetch(str(server.path), offered())
+    assert (answer, content(descriptor)) == (b"\x00", b"content")
 
 
 def test_forty_peers_at_once_get_what_is_theirs(server, offered):

@@ -185,6 +185,12 @@ class CarryBook:
         with self._lock:
             self._remove(carry.kv_id)
 
+    def clear(self) -> None:
+        """Forgets all of them."""
+        with self._lock:
+            self._by_id.clear()
+            self._num_tokens = 0
+
     def _remove(self, kv_id: bytes) -> None:
         known = self._by_id.pop(kv_id, None)
         if known is not None:

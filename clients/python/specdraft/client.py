@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence as Items
 from contextlib import ExitStack
@@ -28,7 +29,7 @@ from specdraft.regions import Region
 from specdraft.sequence import Sequence
 from specdraft.server_info import ServerInfo
 from specdraft.session import Session, on_live_session, open_session
-from specdraft.terms import closed_error
+from specdraft.terms import closed_error, inherited_error
 from specdraft.transport import Transport
 from specdraft.v1 import session_pb2
 from specdraft.words import MemoryKind, RowsPolicy
@@ -66,6 +67,9 @@ class Client:
         self._options = SessionOptions(**options)
         self._lock = threading.Lock()
         self._closed = False
+        self._pid = os.getpid()
+        self._failure: SpecdraftError | None = None  # of the last attempt to open a session in another's place
+        self._num_failures = 0
         self._conversations = Conversations(self._live_session, self._options)
         self._channel = open_channel(target, self._options.credentials)
         try:
@@ -83,7 +87,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the session and the connection. May be called twice."""
+        """Ends the session and the connection. May be called twice. In a forked process it does nothing."""
+        if os.getpid() != self._pid:  # the session is the parent's, and a lock may have been held when it forked
+            return
         with self._lock:
             if self._closed:
                 return
@@ -133,19 +139,17 @@ class Client:
 
     def server_info(self) -> ServerInfo:
         """Asks what this service is."""
-        if self._closed:
-            raise closed_error()
+        self._check_open()
         request = session_pb2.GetServerInfoRequest()
         answer = Transport(self._channel).call(Exchange("GetServerInfo", request, self._options.timeout_s))
         return ServerInfo.read(answer)
 
     def reopen(self) -> None:
         """Opens a new session in the place of the present one, whose sequences are lost."""
+        self._check_open()
         with self._lock:
-            if self._closed:
-                raise closed_error()
-            self._session.close()
-            self._session = self._open_session()
+            self._check_open()
+            self._replace_session()
 
     def open_sequence(
         self, budget_tokens: int = 0, *, reserve: bool = False, rows_policy: RowsPolicy = RowsPolicy.EXACT
@@ -234,18 +238,37 @@ class Client:
         session = self._session
         session.run(operations.free_kv(carry, session.terms.timeout_s))
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise closed_error()
+        if os.getpid() != self._pid:
+            raise inherited_error()
+
     def _open_session(self) -> Session:
         return open_session(self._channel, self._target, self._options, self.server_info())
 
     def _live_session(self) -> Session:
-        if self._session.lost:
+        if self._session.is_over:
+            self._check_open()
+            num_failures = self._num_failures
             with self._lock:
-                if self._closed:
-                    raise closed_error()
-                if self._session.lost:
-                    self._session.close()
-                    self._session = self._open_session()
+                self._check_open()
+                if self._session.is_over:
+                    # Who waited while somebody else was told has been told too: deadlines must not add up.
+                    if self._failure is not None and self._num_failures != num_failures:
+                        raise self._failure
+                    self._replace_session()
         return self._session
+
+    def _replace_session(self) -> None:
+        self._session.close()
+        try:
+            session = self._open_session()
+        except SpecdraftError as error:
+            self._failure, self._num_failures = error, self._num_failures + 1
+            raise
+        self._conversations.follow(self._session.terms, session.terms)
+        self._session = session
 
     @staticmethod
     def _locked(items: _Items) -> ExitStack:

@@ -9,6 +9,7 @@ from specdraft.carry_book import CarryBook, KnownCarry, Wanted, compact
 from specdraft.options import SessionOptions
 from specdraft.sequence import Sequence
 from specdraft.session import Session, on_live_session
+from specdraft.terms import SessionTerms
 from specdraft.turns import Opening, Resumed, free_carries, resume
 from specdraft.words import RowsPolicy
 
@@ -33,6 +34,7 @@ class Conversations:
     def __init__(self, live_session: Callable[[], Session], options: SessionOptions) -> None:
         self._live_session = live_session
         self._book = CarryBook(options.carries_max, options.carry_tokens_max)
+        self._has_key = bool(options.carry_key)
 
     def __len__(self) -> int:
         return len(self._book)
@@ -119,3 +121,8 @@ class Conversations:
     def forget(self, carry: Carry) -> None:
         """Forgets a carry; the service keeps it until it expires. `Client.free_kv` gives it up at once."""
         self._book.forget(carry)
+
+    def follow(self, before: SessionTerms, now: SessionTerms) -> None:
+        """Forgets the carries that went with a session, now that another has taken its place. The client calls it."""
+        if before.incarnation != now.incarnation or not self._has_key:
+            self._book.clear()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from specdraft.answers import Carry, SequenceState, StoredDrafts
-from specdraft.errors import SpecdraftError
+from specdraft.errors import Reason, SpecdraftError
 from specdraft.exchanges import Exchange, Steps
 from specdraft.ledger import Ledger
 from specdraft.statuses import is_uncertain
@@ -15,6 +16,7 @@ from specdraft.v1 import drafter_pb2
 from specdraft.words import RowsPolicy, wire
 
 __all__ = [
+    "close_left",
     "close_sequence",
     "fork_sequence",
     "free_kv",
@@ -138,6 +140,24 @@ def close_sequence(ledger: Ledger, accepted_drafts: int | None, timeout_s: float
 
     yield from _operate(ledger, "CloseSequence", build, timeout_s)
     ledger.release()
+
+
+def close_left(left: deque[Ledger], timeout_s: float) -> Steps[None]:
+    """Closes sequences that could not be closed when their time had come; what still cannot stays for the next time."""
+    for _ in range(len(left)):
+        try:
+            ledger = left.popleft()
+        except IndexError:  # another thread was quicker
+            return
+        try:
+            yield from close_sequence(ledger, None, timeout_s)
+        except SpecdraftError as error:
+            if is_uncertain(error):
+                left.append(ledger)
+                return
+            if error.reason is Reason.SESSION_UNKNOWN:
+                left.clear()  # they ended with it
+            ledger.release()
 
 
 def _operate(ledger: Ledger, rpc: str, build: Callable[[int], Any], timeout_s: float) -> Steps[Any]:

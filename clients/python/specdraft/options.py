@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypedDict
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias, TypedDict
 
 import grpc
 
@@ -12,6 +12,9 @@ from specdraft.memory import ClientGpu
 from specdraft.words import DType, HiddenSource
 
 __all__ = ["Memory", "SessionKeywords", "SessionOptions"]
+
+TIMEOUT_MAX_S: Final = 4_000_000.0
+"""The `Drive` stream has 32 bits for milliseconds."""
 
 Memory: TypeAlias = Literal["auto", "cuda", "host", "inline"]
 
@@ -79,7 +82,7 @@ class SessionOptions:
     prefill_rows: int = 0
     timeout_s: float = 5.0
     client_name: str = ""
-    carry_key: bytes = b""
+    carry_key: bytes = field(default=b"", repr=False)  # a secret
     with_masks: bool = False
     carries_max: int = 256
     carry_tokens_max: int = 1 << 22
@@ -90,7 +93,8 @@ class SessionOptions:
         """Checks what can be checked without the service.
 
         Raises:
-            ValueError: an unknown dtype or memory, a deadline that is not positive, or a bound that is negative.
+            ValueError: an unknown dtype or memory, a deadline that is not positive or more than 46 days, or a bound
+                that is negative.
         """
         if self.hidden_dtype not in ("float32", "bfloat16"):
             message = f"hidden_dtype {self.hidden_dtype!r} is neither 'float32' nor 'bfloat16'"
@@ -98,8 +102,8 @@ class SessionOptions:
         if self.memory not in ("auto", "cuda", "host", "inline"):
             message = f"memory {self.memory!r} is none of 'auto', 'cuda', 'host', 'inline'"
             raise ValueError(message)
-        if self.timeout_s <= 0:
-            message = f"timeout_s {self.timeout_s} is not positive"
+        if not 0 < self.timeout_s <= TIMEOUT_MAX_S:
+            message = f"timeout_s {self.timeout_s} is not between 0 and {TIMEOUT_MAX_S:.0f}"
             raise ValueError(message)
 
         for name in ("carries_max", "carry_tokens_max"):

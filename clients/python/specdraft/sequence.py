@@ -15,6 +15,7 @@ from specdraft.items import draft, proposal, written
 from specdraft.ledger import Ledger
 from specdraft.pairs import PairRun, prompt_pairs
 from specdraft.session import Session
+from specdraft.statuses import is_uncertain
 from specdraft.writes import Job, catchup_jobs, propose_jobs
 
 __all__ = ["Sequence"]
@@ -189,7 +190,9 @@ class Sequence:
         return Sequence(self._session, ledger)
 
     def close(self, accepted_drafts: int | None = None) -> None:
-        """Gives the sequence up. Never raises: what cannot be closed ends with the session."""
+        """Gives the sequence up. Never raises: one that cannot be closed now is closed before the next is opened."""
+        if self._session.is_inherited:  # the lock may have been held when the process forked
+            return
         with self.lock:
             if self._closed:
                 return
@@ -198,8 +201,20 @@ class Sequence:
                 self._session.run(
                     operations.close_sequence(self._ledger, accepted_drafts, self._session.terms.timeout_s)
                 )
-            except SpecdraftError:
-                self._ledger.release()
+            except SpecdraftError as error:
+                if is_uncertain(error):
+                    self._session.leave(self._ledger)
+                else:
+                    self._ledger.release()
+
+    def leave(self) -> None:
+        """As `close`, but without asking now: for a caller who has just seen that the service does not answer."""
+        if self._session.is_inherited:
+            return
+        with self.lock:
+            if not self._closed:
+                self._closed = True
+                self._session.leave(self._ledger)
 
     def _catchup(self, run: PairRun) -> SequenceState:
         job = Job(self._ledger, run)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
 import grpc
 
+from specdraft import operations
 from specdraft.channel import socket_path
 from specdraft.errors import NotFoundError, Reason, SpecdraftError, make_error
 from specdraft.exchanges import Exchange, Steps, perform
 from specdraft.lanes import LANE_TIMEOUT_FACTOR, Lane, SlotUses, check_connections
 from specdraft.lease import Lease, keep_alive
+from specdraft.ledger import Ledger
 from specdraft.memory import ClientGpu, CudaArena, HostArena, fetch_descriptor, side_socket_path
 from specdraft.options import SessionOptions
 from specdraft.placement import ClientArena, Placement
@@ -44,6 +47,7 @@ class Session:
         self._transport = transport
         self._arena = arena
         self._closed = False
+        self._left: deque[Ledger] = deque()
         self._lanes: list[Lane] = []
         self._over: list[Lane] = []
         self._slot_uses = SlotUses()
@@ -56,6 +60,16 @@ class Session:
     def lost(self) -> bool:
         """Whether the service no longer knows the session (it restarted, or the lease ran out)."""
         return self._transport.lost is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is of no use any more: lost, or closed."""
+        return self._closed or self.lost
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a copy in a forked process, which neither uses nor ends it."""
+        return self._transport.is_inherited
 
     @property
     def is_driving(self) -> bool:
@@ -97,6 +111,15 @@ class Session:
             raise self._transport.lost or closed_error()
         return perform(steps, self._transport.call)
 
+    def leave(self, ledger: Ledger) -> None:
+        """Has a sequence closed when the service is asked for the next one: now it does not answer."""
+        self._left.append(ledger)
+
+    def close_left(self) -> None:
+        """Closes what was left."""
+        if self._left:
+            self.run(operations.close_left(self._left, self.terms.timeout_s))
+
     def close(self) -> None:
         """Ends the session. A service that cannot be reached ends it by itself when the lease runs out."""
         if self._closed:
@@ -122,6 +145,7 @@ def on_live_session(live_session: Callable[[], Session], work: Callable[[Session
     A service that has restarted tells so only when it is asked; nothing was done then.
     """
     session = live_session()
+    session.close_left()
     try:
         return work(session)
     except NotFoundError:

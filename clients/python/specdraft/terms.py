@@ -13,7 +13,7 @@ from specdraft.server_info import ServerInfo
 from specdraft.v1 import session_pb2, tensor_pb2
 from specdraft.words import DType, MemoryKind
 
-__all__ = ["SessionTerms", "closed_error", "read_layout", "read_terms"]
+__all__ = ["SessionTerms", "closed_error", "inherited_error", "read_layout", "read_terms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +95,8 @@ def read_layout(arena: tensor_pb2.Arena, terms: SessionTerms) -> ArenaLayout:
 def closed_error() -> SpecdraftError:
     """What using a closed client raises."""
     return UnavailableError(None, "this client is closed")
+
+
+def inherited_error() -> SpecdraftError:
+    """What using a client raises in a process that has it from before a fork: the connection is its parent's."""
+    return UnavailableError(None, "this client belongs to the process that it was opened in: open another after a fork")

@@ -60,20 +60,39 @@ def resume(book: CarryBook, wanted: Wanted, opening: Opening) -> Steps[Ledger]:
     A carry that is lost is forgotten and the next best is tried; at worst the sequence is a fresh one. After any other
     error the carry is known again, unless the service may have installed it before the error.
     """
+    ledger: Ledger | None = None  # kept for the next try: of many carries that have expired each costs one call
+    budget_tokens = 0
     while (claim := book.claim(wanted)) is not None:
-        ledger = yield from _open_for(book, claim, opening)
+        # A carry that is shared is installed whole, and may be longer than the new sequence is meant to be.
+        needed = 0 if claim.is_shared else opening.budget_tokens
+        try:
+            ledger = yield from _opened(ledger if budget_tokens == needed else None, ledger, needed, opening)
+        except SpecdraftError:
+            book.add(claim.known)
+            raise
+        budget_tokens = needed
         keep = None if claim.is_shared else claim.keep_keys_below
         try:
             yield from operations.install_kv(ledger, claim.known.carry, keep, opening.timeout_s)
         except SpecdraftError as error:
-            if error.reason not in _LOST and not is_uncertain(error):
+            if error.reason in _LOST:
+                continue
+            if not is_uncertain(error):
                 book.add(claim.known)
             yield from _close(ledger, opening.timeout_s)
-            if error.reason not in _LOST:
-                raise
-        else:
-            return (yield from _share(book, claim, ledger, opening)) if claim.is_shared else ledger
-    return (yield from _open(opening.budget_tokens, opening))
+            raise
+        return (yield from _share(book, claim, ledger, opening)) if claim.is_shared else ledger
+    usable = ledger if budget_tokens == opening.budget_tokens else None
+    return (yield from _opened(usable, ledger, opening.budget_tokens, opening))
+
+
+def _opened(usable: Ledger | None, before: Ledger | None, budget_tokens: int, opening: Opening) -> Steps[Ledger]:
+    """The sequence that is there, if it is usable; otherwise another, in its place."""
+    if usable is not None:
+        return usable
+    if before is not None:
+        yield from _close(before, opening.timeout_s)
+    return (yield from _open(budget_tokens, opening))
 
 
 def free_carries(carries: Iterable[Carry], timeout_s: float) -> Steps[None]:
@@ -85,15 +104,6 @@ def free_carries(carries: Iterable[Carry], timeout_s: float) -> Steps[None]:
 
 def _open(budget_tokens: int, opening: Opening) -> Steps[Ledger]:
     return operations.open_sequence(budget_tokens, opening.rows_policy, reserve=False, timeout_s=opening.timeout_s)
-
-
-def _open_for(book: CarryBook, claim: Claim, opening: Opening) -> Steps[Ledger]:
-    # A carry that is shared is installed whole, and may be longer than the new sequence is meant to be.
-    try:
-        return (yield from _open(0 if claim.is_shared else opening.budget_tokens, opening))
-    except SpecdraftError:
-        book.add(claim.known)
-        raise
 
 
 def _share(book: CarryBook, claim: Claim, donor: Ledger, opening: Opening) -> Steps[Ledger]:

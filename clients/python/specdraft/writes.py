@@ -130,16 +130,21 @@ def _call(rpc: str, jobs: Sequence[Job], terms: SessionTerms, placement: Placeme
 def _gather(jobs: Sequence[Job], terms: SessionTerms, placement: Placement) -> list[tuple[Job, Placed]]:
     batch: list[tuple[Job, Placed]] = []
     size_bytes = 0
-    for job in jobs[: terms.entries_max or 1]:
-        rows = job.run.hiddens
-        placed = placement.place(rows.rows(0, min(rows.row_count, terms.rows_max or rows.row_count)))
-        if job.draft is not None and job.draft.mask:
-            placed = placement.place_mask(placed, job.draft.mask)
-        size_bytes += placed.message_size_bytes
-        if batch and size_bytes > terms.message_size_max_bytes:
+    try:
+        for job in jobs[: terms.entries_max or 1]:
+            rows = job.run.hiddens
+            placed = placement.place(rows.rows(0, min(rows.row_count, terms.rows_max or rows.row_count)))
+            if job.draft is not None and job.draft.mask:
+                placed = placement.place_mask(placed, job.draft.mask)
+            size_bytes += placed.message_size_bytes
+            if batch and size_bytes > terms.message_size_max_bytes:
+                placement.release(placed)
+                break
+            batch.append((job, placed))
+    except BaseException:  # nothing was sent: nobody reads what was placed before
+        for _, placed in batch:
             placement.release(placed)
-            break
-        batch.append((job, placed))
+        raise
     return batch
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence as Items
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -29,7 +30,7 @@ from specdraft.items import (
 )
 from specdraft.options import SessionKeywords, SessionOptions
 from specdraft.server_info import ServerInfo
-from specdraft.terms import closed_error
+from specdraft.terms import closed_error, inherited_error
 from specdraft.v1 import session_pb2
 from specdraft.words import MemoryKind, RowsPolicy
 from specdraft.writes import catchup_jobs, propose_jobs
@@ -63,6 +64,9 @@ class AsyncClient:
         self._channel: grpc.aio.Channel | None = None
         self._opened: AsyncSession | None = None
         self._lock = asyncio.Lock()
+        self._pid = os.getpid()
+        self._failure: SpecdraftError | None = None  # as in `Client`
+        self._num_failures = 0
         self._conversations = AsyncConversations(self._live_session, self._options)
 
     async def __aenter__(self) -> Self:
@@ -83,6 +87,7 @@ class AsyncClient:
         async with self._lock:
             if self._channel is not None:
                 return
+            self._pid = os.getpid()
             self._channel = open_aio_channel(self._target, self._options.credentials)
             try:
                 self._opened = await self._open_session()
@@ -92,7 +97,9 @@ class AsyncClient:
                 raise
 
     async def close(self) -> None:
-        """Ends the session and the connection. May be called twice."""
+        """Ends the session and the connection. May be called twice. In a forked process it does nothing."""
+        if os.getpid() != self._pid:  # as in `Client`
+            return
         async with self._lock:
             if self._opened is not None:
                 await self._opened.close()
@@ -151,6 +158,8 @@ class AsyncClient:
         """Asks what this service is."""
         if self._channel is None:
             raise closed_error()
+        if os.getpid() != self._pid:
+            raise inherited_error()
         request = session_pb2.GetServerInfoRequest()
         transport = AsyncTransport(self._channel)
         return ServerInfo.read(await transport.call(Exchange("GetServerInfo", request, self._options.timeout_s)))
@@ -158,8 +167,7 @@ class AsyncClient:
     async def reopen(self) -> None:
         """Opens a new session in the place of the present one, whose sequences are lost."""
         async with self._lock:
-            await self.session.close()
-            self._opened = await self._open_session()
+            await self._replace_session()
 
     async def open_sequence(
         self, budget_tokens: int = 0, *, reserve: bool = False, rows_policy: RowsPolicy = RowsPolicy.EXACT
@@ -201,12 +209,24 @@ class AsyncClient:
         return await open_session(self._channel, self._target, self._options, await self.server_info())
 
     async def _live_session(self) -> AsyncSession:
-        if self.session.lost:
+        if self.session.is_over:
+            num_failures = self._num_failures
             async with self._lock:
-                if self.session.lost:
-                    await self.session.close()
-                    self._opened = await self._open_session()
+                if self.session.is_over:
+                    if self._failure is not None and self._num_failures != num_failures:  # as in `Client`
+                        raise self._failure
+                    await self._replace_session()
         return self.session
+
+    async def _replace_session(self) -> None:
+        before = self.session
+        await before.close()
+        try:
+            self._opened = await self._open_session()
+        except SpecdraftError as error:
+            self._failure, self._num_failures = error, self._num_failures + 1
+            raise
+        self._conversations.follow(before.terms, self._opened.terms)
 
     @staticmethod
     async def _enter_locks(locks: AsyncExitStack, items: _Items) -> None:

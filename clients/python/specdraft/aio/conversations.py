@@ -9,6 +9,7 @@ from specdraft.aio.session import AsyncSession, on_live_session
 from specdraft.answers import Carry
 from specdraft.carry_book import CarryBook, KnownCarry, Wanted, compact
 from specdraft.options import SessionOptions
+from specdraft.terms import SessionTerms
 from specdraft.turns import Opening, Resumed, free_carries, resume
 from specdraft.words import RowsPolicy
 
@@ -21,6 +22,7 @@ class AsyncConversations:
     def __init__(self, live_session: Callable[[], Awaitable[AsyncSession]], options: SessionOptions) -> None:
         self._live_session = live_session
         self._book = CarryBook(options.carries_max, options.carry_tokens_max)
+        self._has_key = bool(options.carry_key)
 
     def __len__(self) -> int:
         return len(self._book)
@@ -68,3 +70,8 @@ class AsyncConversations:
     def forget(self, carry: Carry) -> None:
         """As `Conversations.forget`."""
         self._book.forget(carry)
+
+    def follow(self, before: SessionTerms, now: SessionTerms) -> None:
+        """As `Conversations.follow`."""
+        if before.incarnation != now.incarnation or not self._has_key:
+            self._book.clear()

@@ -15,6 +15,7 @@ from specdraft.hiddens import read_rows
 from specdraft.items import ProposeItem, proposal, propose_job, written
 from specdraft.ledger import Ledger
 from specdraft.pairs import PairRun, prompt_pairs
+from specdraft.statuses import is_uncertain
 from specdraft.writes import Job, catchup_jobs, propose_jobs
 
 __all__ = ["AsyncSequence"]
@@ -158,6 +159,8 @@ class AsyncSequence:
 
     async def close(self, accepted_drafts: int | None = None) -> None:
         """As `Sequence.close`."""
+        if self._session.is_inherited:
+            return
         async with self.lock:
             if self._closed:
                 return
@@ -166,8 +169,20 @@ class AsyncSequence:
                 await self._session.run(
                     operations.close_sequence(self._ledger, accepted_drafts, self._session.terms.timeout_s)
                 )
-            except SpecdraftError:
-                self._ledger.release()
+            except SpecdraftError as error:
+                if is_uncertain(error):
+                    self._session.leave(self._ledger)
+                else:
+                    self._ledger.release()
+
+    async def leave(self) -> None:
+        """As `Sequence.leave`."""
+        if self._session.is_inherited:
+            return
+        async with self.lock:
+            if not self._closed:
+                self._closed = True
+                self._session.leave(self._ledger)
 
     async def _catchup(self, run: PairRun) -> SequenceState:
         job = Job(self._ledger, run)

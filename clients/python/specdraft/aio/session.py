@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
 import grpc.aio
 
+from specdraft import operations
 from specdraft.aio.transport import AsyncTransport, perform
 from specdraft.channel import socket_path
 from specdraft.errors import NotFoundError, SpecdraftError
 from specdraft.exchanges import Exchange, Steps
 from specdraft.lease import LEASE_SHARE, RETRY_SHARE, keep_alive
+from specdraft.ledger import Ledger
 from specdraft.options import SessionOptions
 from specdraft.placement import ClientArena, Placement
 from specdraft.requests import choose_gpu, choose_memory, open_session_request, read_boot_id
@@ -38,6 +41,7 @@ class AsyncSession:
         self._transport = transport
         self._arena = arena
         self._closed = False
+        self._left: deque[Ledger] = deque()
         if use_drive:
             transport.start_drive(terms.grace_s)
         self._lease = asyncio.create_task(self._renew(), name="specdraft-lease")
@@ -46,6 +50,16 @@ class AsyncSession:
     def lost(self) -> bool:
         """Whether the service no longer knows the session (it restarted, or the lease ran out)."""
         return self._transport.lost is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is of no use any more: lost, or closed."""
+        return self._closed or self.lost
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a copy in a forked process, which neither uses nor ends it."""
+        return self._transport.is_inherited
 
     @property
     def is_driving(self) -> bool:
@@ -62,23 +76,34 @@ class AsyncSession:
             raise self._transport.lost or closed_error()
         return await perform(steps, self._transport.call)
 
+    def leave(self, ledger: Ledger) -> None:
+        """Has a sequence closed when the service is asked for the next one: now it does not answer."""
+        self._left.append(ledger)
+
+    async def close_left(self) -> None:
+        """Closes what was left."""
+        if self._left:
+            await self.run(operations.close_left(self._left, self.terms.timeout_s))
+
     async def close(self) -> None:
         """Ends the session. A service that cannot be reached ends it by itself when the lease runs out."""
         if self._closed:
             return
         self._closed = True
-        self._lease.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._lease
-        await self._transport.stop_drive()  # first, so that it does not attach again to a session that is ending
-        if not self.lost:
-            with suppress(SpecdraftError):
-                await self._transport.call(
-                    Exchange("CloseSession", session_pb2.CloseSessionRequest(), self.terms.timeout_s)
-                )
-        self._transport.close()
-        if self._arena is not None:
-            self._arena.close()
+        try:
+            self._lease.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._lease
+            await self._transport.stop_drive()  # first, so that it does not attach again to a session that is ending
+            if not self.lost:
+                with suppress(SpecdraftError):
+                    await self._transport.call(
+                        Exchange("CloseSession", session_pb2.CloseSessionRequest(), self.terms.timeout_s)
+                    )
+        finally:  # who is cancelled here does not come again
+            self._transport.close()
+            if self._arena is not None:
+                self._arena.close()
 
     async def _renew(self) -> None:
         pause_s = self.terms.lease_s / LEASE_SHARE
@@ -99,6 +124,7 @@ async def on_live_session(
 ) -> T:
     """As `specdraft.session.on_live_session`."""
     session = await live_session()
+    await session.close_left()
     try:
         return await work(session)
     except NotFoundError:

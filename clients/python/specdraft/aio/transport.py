@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from specdraft.drive import DriveUnsupported
 from specdraft.errors import NotFoundError, Reason, SpecdraftError
 from specdraft.exchanges import DRIVE_FIELDS, RESPONSES, Exchange, Steps
 from specdraft.statuses import error_of_call
-from specdraft.terms import closed_error
+from specdraft.terms import closed_error, inherited_error
 from specdraft.v1 import drafter_pb2
 
 __all__ = ["AsyncTransport", "perform"]
@@ -57,6 +58,7 @@ class AsyncTransport:
         self._target = target
         self._drive: AsyncDrive | None = None
         self._closed = False
+        self._pid = os.getpid()
         self.lost: SpecdraftError | None = None
 
     def start_drive(self, grace_s: float) -> None:
@@ -74,6 +76,11 @@ class AsyncTransport:
         )
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether this is a copy in a forked process: what it would say goes out on its parent's connection."""
+        return os.getpid() != self._pid
+
+    @property
     def is_driving(self) -> bool:
         """Whether calls go over the stream."""
         return self._drive is not None
@@ -86,6 +93,8 @@ class AsyncTransport:
         """
         if self._closed:
             raise closed_error()
+        if self.is_inherited:
+            raise inherited_error()
         try:
             if self._drive is not None and exchange.rpc in DRIVE_FIELDS:
                 try:

@@ -141,6 +141,6 @@ class Drafting:
         self._rounds_to_wait = self._pause_rounds
         self._pause_rounds = min(2 * self._pause_rounds, _PAUSE_ROUNDS_MAX)
         sequence, self._sequence = self._sequence, None
-        if sequence is not None and not isinstance(error, _SILENT):
+        if sequence is not None:
             with suppress(Exception):  # after a bug, this may be another: what stays open ends with the session
-                sequence.close()
+                sequence.leave() if isinstance(error, _SILENT) else sequence.close()
