@@ -88,7 +88,7 @@ const (
 	StopReason_STOP_REASON_CONFIDENCE StopReason = 3
 	// The mask allows nothing at the next draft.
 	StopReason_STOP_REASON_GRAMMAR StopReason = 4
-	// The next draft would lie past the position limit.
+	// The next draft would need a row at a key past the limit (the sequence's budget, or max_seq_len).
 	StopReason_STOP_REASON_POSITION_LIMIT StopReason = 5
 	// The pairs are written, and the pages for more draft rows were not there.
 	StopReason_STOP_REASON_PAGES StopReason = 6
@@ -144,7 +144,7 @@ func (StopReason) EnumDescriptor() ([]byte, []int) {
 }
 
 // How one entry of a call, or one request on a `Drive` stream, went. `Propose` and `Catchup` on a stream have both: check
-// `DriveResponse.status`, then the `status` of every result.
+// `DriveResponse.status`, then the `status` of every result. One that is not set is OK.
 type EntryStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of a `google.rpc.Code`; 0 = OK.
@@ -311,9 +311,11 @@ func (x *SequenceState) GetFirstApproximateKey() int64 {
 // Opens a sequence.
 type OpenSequenceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Made by the client, 16 random bytes: a retried open returns the same sequence.
+	// Made by the client, 16 random bytes: a retried open returns the same sequence as long as that is open, whatever the
+	// other fields say. `OpenSequence` and `ForkSequence` of a session share these ids.
 	OpenId []byte `protobuf:"bytes,1,opt,name=open_id,json=openId,proto3" json:"open_id,omitempty"`
-	// Most tokens this sequence will hold. 0 = max_seq_len. A limit; pages are taken as rows come.
+	// Keys are < budget_tokens, those of the rows that drafting writes too: the last draft that can come is a guess for
+	// t_{budget_tokens + 1}. 0 = max_seq_len. A limit; pages are taken as rows come.
 	BudgetTokens uint32 `protobuf:"varint,2,opt,name=budget_tokens,json=budgetTokens,proto3" json:"budget_tokens,omitempty"`
 	// Take the pages of the whole budget now.
 	Reserve bool `protobuf:"varint,3,opt,name=reserve,proto3" json:"reserve,omitempty"`
@@ -533,11 +535,12 @@ type ForkSequenceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sequence to share from, 16 bytes.
 	SequenceId []byte `protobuf:"bytes,1,opt,name=sequence_id,json=sequenceId,proto3" json:"sequence_id,omitempty"`
-	// Made by the client, 16 random bytes: a retried fork returns the same sequence.
+	// Made by the client, 16 random bytes: a retried fork returns the same sequence (as in `OpenSequenceRequest`).
 	OpenId []byte `protobuf:"bytes,2,opt,name=open_id,json=openId,proto3" json:"open_id,omitempty"`
-	// The new sequence holds the rows with keys below this. With c common tokens: c - layer_count.
+	// The new sequence holds the rows with keys below this, >= 0. With c common tokens: c - layer_count, or 0 if that is
+	// negative.
 	KeepKeysBelow int64 `protobuf:"varint,3,opt,name=keep_keys_below,json=keepKeysBelow,proto3" json:"keep_keys_below,omitempty"`
-	// Most tokens the new sequence will hold. 0 = max_seq_len.
+	// As in `OpenSequenceRequest`.
 	BudgetTokens  uint32 `protobuf:"varint,4,opt,name=budget_tokens,json=budgetTokens,proto3" json:"budget_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1342,7 +1345,7 @@ type ProposeEntry struct {
 	// Which ids the drafts may be.
 	Mask *GrammarMask `protobuf:"bytes,7,opt,name=mask,proto3" json:"mask,omitempty"`
 	// Arena slot that receives the outputs too; may be the slot that the hiddens are in. An entry that is refused writes
-	// its `op` and `status` there as well. Not set = none.
+	// its `op` and `status` there as well, and a stored answer all of its outputs again. Not set = none.
 	OutputSlot *uint32 `protobuf:"varint,8,opt,name=output_slot,json=outputSlot,proto3,oneof" json:"output_slot,omitempty"`
 	// Answer `recommended_drafts` too.
 	Recommend bool `protobuf:"varint,9,opt,name=recommend,proto3" json:"recommend,omitempty"`
@@ -2021,7 +2024,8 @@ type InstallKVRequest struct {
 	Op uint64 `protobuf:"varint,2,opt,name=op,proto3" json:"op,omitempty"`
 	// The carry, 16 bytes.
 	KvId []byte `protobuf:"bytes,3,opt,name=kv_id,json=kvId,proto3" json:"kv_id,omitempty"`
-	// Rows with keys >= this are dropped. With c common tokens: c - layer_count. Not set = keep all.
+	// Rows with keys >= this are dropped; >= 0. With c common tokens: c - layer_count; if that is less than 1 there is
+	// nothing to install. Not set = keep all.
 	KeepKeysBelow *int64 `protobuf:"varint,4,opt,name=keep_keys_below,json=keepKeysBelow,proto3,oneof" json:"keep_keys_below,omitempty"`
 	// Fingerprint that the client expects. Empty = not checked against the client, only against the loaded head.
 	HeadFingerprint string `protobuf:"bytes,5,opt,name=head_fingerprint,json=headFingerprint,proto3" json:"head_fingerprint,omitempty"`
@@ -2226,7 +2230,8 @@ func (*FreeKVResponse) Descriptor() ([]byte, []int) {
 // One request on the hot path.
 type DriveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Chosen by the client, unique among its unanswered requests; comes back in the answer.
+	// Chosen by the client, unique among its unanswered requests; comes back in the answer. One that is in use ends the
+	// stream (INVALID_ARGUMENT `INVALID_FIELD`); the session stays.
 	CorrelationId uint64 `protobuf:"varint,1,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
 	// The answer is wanted within this many milliseconds, > 0.
 	TimeoutMs uint32 `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
@@ -2503,7 +2508,7 @@ type DriveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The request's.
 	CorrelationId uint64 `protobuf:"varint,1,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
-	// OK, or why there is no answer below.
+	// Not set (OK), or why there is no answer below.
 	Status *EntryStatus `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
 	// The answer.
 	//

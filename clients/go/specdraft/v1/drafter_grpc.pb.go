@@ -86,15 +86,17 @@ type DrafterClient interface {
 	Propose(ctx context.Context, in *ProposeRequest, opts ...grpc.CallOption) (*ProposeResponse, error)
 	// The drafts of a sequence's last round, from the service's own copy.
 	ReadDrafts(ctx context.Context, in *ReadDraftsRequest, opts ...grpc.CallOption) (*ReadDraftsResponse, error)
-	// Moves all rows up to last_pair_key out of a sequence, in constant time; the sequence is as freshly opened.
+	// Moves all rows up to last_pair_key out of a sequence, in constant time. The sequence is empty then, and its `op`
+	// counts on.
 	TakeKV(ctx context.Context, in *TakeKVRequest, opts ...grpc.CallOption) (*TakeKVResponse, error)
 	// Moves a carry into an empty sequence.
 	InstallKV(ctx context.Context, in *InstallKVRequest, opts ...grpc.CallOption) (*InstallKVResponse, error)
-	// Gives a carry up.
+	// Gives a carry up. It has no `op`: sent again after a lost answer, `CARRY_UNKNOWN` says that it is gone.
 	FreeKV(ctx context.Context, in *FreeKVRequest, opts ...grpc.CallOption) (*FreeKVResponse, error)
-	// The hot path: the same requests and answers over one open stream. Answers come as they are ready, matched by
-	// `correlation_id`; errors come in band. One stream a session: a later one takes over and ends the earlier with
-	// ABORTED `SESSION_FENCED`. Requests of one sequence are done in the order sent.
+	// The hot path: the same requests and answers over one open stream. Response headers come as soon as the stream is
+	// attached, before any request. Answers come as they are ready, matched by `correlation_id`; errors come in band. One
+	// stream a session: a later one takes over and ends the earlier with ABORTED `SESSION_FENCED`. Requests of one
+	// sequence are done in the order sent. After a half-close what was sent is answered, and the stream ends with OK.
 	Drive(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[DriveRequest, DriveResponse], error)
 }
 
@@ -345,15 +347,17 @@ type DrafterServer interface {
 	Propose(context.Context, *ProposeRequest) (*ProposeResponse, error)
 	// The drafts of a sequence's last round, from the service's own copy.
 	ReadDrafts(context.Context, *ReadDraftsRequest) (*ReadDraftsResponse, error)
-	// Moves all rows up to last_pair_key out of a sequence, in constant time; the sequence is as freshly opened.
+	// Moves all rows up to last_pair_key out of a sequence, in constant time. The sequence is empty then, and its `op`
+	// counts on.
 	TakeKV(context.Context, *TakeKVRequest) (*TakeKVResponse, error)
 	// Moves a carry into an empty sequence.
 	InstallKV(context.Context, *InstallKVRequest) (*InstallKVResponse, error)
-	// Gives a carry up.
+	// Gives a carry up. It has no `op`: sent again after a lost answer, `CARRY_UNKNOWN` says that it is gone.
 	FreeKV(context.Context, *FreeKVRequest) (*FreeKVResponse, error)
-	// The hot path: the same requests and answers over one open stream. Answers come as they are ready, matched by
-	// `correlation_id`; errors come in band. One stream a session: a later one takes over and ends the earlier with
-	// ABORTED `SESSION_FENCED`. Requests of one sequence are done in the order sent.
+	// The hot path: the same requests and answers over one open stream. Response headers come as soon as the stream is
+	// attached, before any request. Answers come as they are ready, matched by `correlation_id`; errors come in band. One
+	// stream a session: a later one takes over and ends the earlier with ABORTED `SESSION_FENCED`. Requests of one
+	// sequence are done in the order sent. After a half-close what was sent is answered, and the stream ends with OK.
 	Drive(grpc.BidiStreamingServer[DriveRequest, DriveResponse]) error
 	mustEmbedUnimplementedDrafterServer()
 }

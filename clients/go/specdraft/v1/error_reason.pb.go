@@ -90,7 +90,8 @@ const (
 	ErrorReason_ERROR_REASON_MULTIMODAL_UNSUPPORTED ErrorReason = 30
 	// The rows policy asked for does not exist for this kind of head.
 	ErrorReason_ERROR_REASON_ROWS_POLICY_UNSUPPORTED ErrorReason = 31
-	// The first `KeepAlive` did not return the nonce that the service wrote into the arena: the mapping is not ours.
+	// The arena was used before a `KeepAlive` had returned its nonce, or a `KeepAlive` came with another one: the mapping
+	// is not ours. The right one may still come.
 	ErrorReason_ERROR_REASON_MAPPING_NOT_PROVEN ErrorReason = 32
 	// `op` is neither the last accepted number nor the next one. Details: `op`, `last_op`, `row_count`, `last_pair_key`,
 	// `ranges` (keys with a row as "begin-end", the end not included, ascending, with commas: "0-12,20-24" are the keys 0 to
@@ -106,9 +107,9 @@ const (
 	ErrorReason_ERROR_REASON_LANE_RELEASED ErrorReason = 44
 	// No session belongs to the token in the call's metadata. After a restart every token is unknown.
 	ErrorReason_ERROR_REASON_SESSION_UNKNOWN ErrorReason = 50
-	// No such sequence in this session.
+	// No such sequence in this session. A closed one is unknown to everything but the same `CloseSequence` again.
 	ErrorReason_ERROR_REASON_SEQUENCE_UNKNOWN ErrorReason = 51
-	// No such carry for this session.
+	// No such carry for this session: never made, installed, given up or expired.
 	ErrorReason_ERROR_REASON_CARRY_UNKNOWN ErrorReason = 52
 	// No such region in this session.
 	ErrorReason_ERROR_REASON_REGION_UNKNOWN ErrorReason = 53
@@ -122,7 +123,8 @@ const (
 	ErrorReason_ERROR_REASON_SESSIONS_EXHAUSTED ErrorReason = 72
 	// The session has as many regions as it may have. Details: `limit`.
 	ErrorReason_ERROR_REASON_REGIONS_EXHAUSTED ErrorReason = 73
-	// The arena asked for is larger than a session may have. Details: `bytes`, `limit`.
+	// The arena asked for is larger than a session may have: ask for fewer slots, drafts or staging rows. The same again
+	// is refused again. Details: `bytes`, `limit`.
 	ErrorReason_ERROR_REASON_ARENA_EXHAUSTED ErrorReason = 74
 	// As many operations of this sequence (or session) are in flight as may be. Details: `limit`.
 	ErrorReason_ERROR_REASON_IN_FLIGHT_EXHAUSTED ErrorReason = 75

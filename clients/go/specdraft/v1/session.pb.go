@@ -181,7 +181,7 @@ type GetServerInfoResponse struct {
 	Limits *Limits `protobuf:"bytes,4,opt,name=limits,proto3" json:"limits,omitempty"`
 	// What runs a round.
 	Runner Runner `protobuf:"varint,5,opt,name=runner,proto3,enum=specdraft.v1.Runner" json:"runner,omitempty"`
-	// Memory kinds that `OpenSession` grants here.
+	// Memory kinds that `OpenSession` grants over the Unix socket. Over TCP it grants INLINE only.
 	MemoryKinds []MemoryKind `protobuf:"varint,6,rep,packed,name=memory_kinds,json=memoryKinds,proto3,enum=specdraft.v1.MemoryKind" json:"memory_kinds,omitempty"`
 	// Random 16 bytes, new at every start of the process.
 	Incarnation []byte `protobuf:"bytes,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -638,7 +638,8 @@ type OpenSessionRequest struct {
 	LayerIds []uint32 `protobuf:"varint,5,rep,packed,name=layer_ids,json=layerIds,proto3" json:"layer_ids,omitempty"`
 	// The target's vocabulary size. 0 = not said.
 	VocabSize uint32 `protobuf:"varint,6,opt,name=vocab_size,json=vocabSize,proto3" json:"vocab_size,omitempty"`
-	// Memory kind wanted. UNSPECIFIED = the service's default, which the answer names.
+	// Memory kind wanted; one that cannot be had is refused. UNSPECIFIED = the service chooses by what is said here (see
+	// `MemoryKind`), and the answer names it.
 	MemoryKind MemoryKind `protobuf:"varint,7,opt,name=memory_kind,json=memoryKind,proto3,enum=specdraft.v1.MemoryKind" json:"memory_kind,omitempty"`
 	// Arena slots wanted (one per sequence that drafts at the same time). 0 = 1. Not used with INLINE.
 	SlotCount uint32 `protobuf:"varint,8,opt,name=slot_count,json=slotCount,proto3" json:"slot_count,omitempty"`
@@ -820,7 +821,7 @@ type OpenSessionResponse struct {
 	Arena *Arena `protobuf:"bytes,5,opt,name=arena,proto3" json:"arena,omitempty"`
 	// Most drafts of one `Propose` entry in this session, as asked for; at most max_drafts + 1 pairs ride in it.
 	MaxDrafts uint32 `protobuf:"varint,6,opt,name=max_drafts,json=maxDrafts,proto3" json:"max_drafts,omitempty"`
-	// Carries found under `carry_key`.
+	// Carries found under `carry_key`, oldest first; where one message does not hold all of them, the youngest.
 	Carries []*CarryInfo `protobuf:"bytes,7,rep,name=carries,proto3" json:"carries,omitempty"`
 	// The service's incarnation (16 bytes), as in `GetServerInfoResponse`.
 	Incarnation []byte `protobuf:"bytes,8,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -932,7 +933,8 @@ type CarryInfo struct {
 	Ranges []*KeyRange `protobuf:"bytes,2,rep,name=ranges,proto3" json:"ranges,omitempty"`
 	// The label given in `TakeKV`.
 	Label string `protobuf:"bytes,3,opt,name=label,proto3" json:"label,omitempty"`
-	// It is given up this long from now, in milliseconds. 0 = with the session.
+	// It is given up this long from when this was said, in milliseconds, > 0; without a `carry_key` with the session, if
+	// that ends earlier.
 	ExpiresInMs   uint64 `protobuf:"varint,4,opt,name=expires_in_ms,json=expiresInMs,proto3" json:"expires_in_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1054,7 +1056,8 @@ func (x *KeyRange) GetEnd() int64 {
 // Renews the lease.
 type KeepAliveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In the first call of a session with an arena: the 16 bytes found at `nonce_offset_bytes`.
+	// The 16 bytes found at `nonce_offset_bytes`: in one call of a session with an arena, before the arena is used. Later
+	// calls leave it empty.
 	ArenaNonce    []byte `protobuf:"bytes,1,opt,name=arena_nonce,json=arenaNonce,proto3" json:"arena_nonce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1102,7 +1105,7 @@ type KeepAliveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Time until the session ends unless something comes, in milliseconds.
 	LeaseMs uint32 `protobuf:"varint,1,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
-	// Whether the mapping of the arena has been proven (true without an arena).
+	// Whether the mapping of the arena has been proven, by this call or an earlier one (true without an arena).
 	MappingProven bool `protobuf:"varint,2,opt,name=mapping_proven,json=mappingProven,proto3" json:"mapping_proven,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -82,7 +82,8 @@ func (DType) EnumDescriptor() ([]byte, []int) {
 type MemoryKind int32
 
 const (
-	// In `OpenSession`: the service's default (CUDA arena on a GPU, host arena without one).
+	// In `OpenSession`: CUDA where the service has a GPU and the client says `device_uuid`, else HOST, both only over the
+	// Unix socket and with the host's `boot_id`; else INLINE.
 	MemoryKind_MEMORY_KIND_UNSPECIFIED MemoryKind = 0
 	// Bytes inside the messages only.
 	MemoryKind_MEMORY_KIND_INLINE MemoryKind = 1
@@ -152,6 +153,7 @@ type TensorRef struct {
 	// Number of rows. Must be the number of tokens that they are paired with.
 	RowCount uint32 `protobuf:"varint,6,opt,name=row_count,json=rowCount,proto3" json:"row_count,omitempty"`
 	// Distance between the starts of two rows, in bytes. 0 = the place's own stride (for `inline` and `region`: dense).
+	// In a `region` it may be larger; elsewhere any other than the place's own is refused (`INVALID_FIELD`).
 	RowStrideBytes uint32 `protobuf:"varint,7,opt,name=row_stride_bytes,json=rowStrideBytes,proto3" json:"row_stride_bytes,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -453,7 +455,8 @@ type Arena struct {
 	HiddenRowStrideBytes uint32 `protobuf:"varint,8,opt,name=hidden_row_stride_bytes,json=hiddenRowStrideBytes,proto3" json:"hidden_row_stride_bytes,omitempty"`
 	// Where the fields of a slot are, from the slot's start.
 	Slot *SlotLayout `protobuf:"bytes,9,opt,name=slot,proto3" json:"slot,omitempty"`
-	// Offset of the 16-byte nonce that the service wrote; the first `KeepAlive` returns it (`arena_nonce`).
+	// Offset of the 16-byte nonce that the service wrote. A `KeepAlive` returns it (`arena_nonce`) before the arena is
+	// used.
 	NonceOffsetBytes uint64 `protobuf:"varint,10,opt,name=nonce_offset_bytes,json=nonceOffsetBytes,proto3" json:"nonce_offset_bytes,omitempty"`
 	// Host arena: token (16 bytes, good once, a secret) to be sent to the side socket, which answers with the arena's
 	// file descriptor. See proto/README.md.

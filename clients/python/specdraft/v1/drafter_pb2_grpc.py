@@ -261,7 +261,8 @@ class DrafterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TakeKV(self, request, context):
-        """Moves all rows up to last_pair_key out of a sequence, in constant time; the sequence is as freshly opened.
+        """Moves all rows up to last_pair_key out of a sequence, in constant time. The sequence is empty then, and its `op`
+        counts on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -275,16 +276,17 @@ class DrafterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FreeKV(self, request, context):
-        """Gives a carry up.
+        """Gives a carry up. It has no `op`: sent again after a lost answer, `CARRY_UNKNOWN` says that it is gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drive(self, request_iterator, context):
-        """The hot path: the same requests and answers over one open stream. Answers come as they are ready, matched by
-        `correlation_id`; errors come in band. One stream a session: a later one takes over and ends the earlier with
-        ABORTED `SESSION_FENCED`. Requests of one sequence are done in the order sent.
+        """The hot path: the same requests and answers over one open stream. Response headers come as soon as the stream is
+        attached, before any request. Answers come as they are ready, matched by `correlation_id`; errors come in band. One
+        stream a session: a later one takes over and ends the earlier with ABORTED `SESSION_FENCED`. Requests of one
+        sequence are done in the order sent. After a half-close what was sent is answered, and the stream ends with OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

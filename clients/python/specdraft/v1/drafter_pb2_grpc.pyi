@@ -129,7 +129,9 @@ class DrafterStub:
         specdraft.v1.drafter_pb2.TakeKVRequest,
         specdraft.v1.drafter_pb2.TakeKVResponse,
     ]
-    """Moves all rows up to last_pair_key out of a sequence, in constant time; the sequence is as freshly opened."""
+    """Moves all rows up to last_pair_key out of a sequence, in constant time. The sequence is empty then, and its `op`
+    counts on.
+    """
 
     InstallKV: grpc.UnaryUnaryMultiCallable[
         specdraft.v1.drafter_pb2.InstallKVRequest,
@@ -141,15 +143,16 @@ class DrafterStub:
         specdraft.v1.drafter_pb2.FreeKVRequest,
         specdraft.v1.drafter_pb2.FreeKVResponse,
     ]
-    """Gives a carry up."""
+    """Gives a carry up. It has no `op`: sent again after a lost answer, `CARRY_UNKNOWN` says that it is gone."""
 
     Drive: grpc.StreamStreamMultiCallable[
         specdraft.v1.drafter_pb2.DriveRequest,
         specdraft.v1.drafter_pb2.DriveResponse,
     ]
-    """The hot path: the same requests and answers over one open stream. Answers come as they are ready, matched by
-    `correlation_id`; errors come in band. One stream a session: a later one takes over and ends the earlier with
-    ABORTED `SESSION_FENCED`. Requests of one sequence are done in the order sent.
+    """The hot path: the same requests and answers over one open stream. Response headers come as soon as the stream is
+    attached, before any request. Answers come as they are ready, matched by `correlation_id`; errors come in band. One
+    stream a session: a later one takes over and ends the earlier with ABORTED `SESSION_FENCED`. Requests of one
+    sequence are done in the order sent. After a half-close what was sent is answered, and the stream ends with OK.
     """
 
 class DrafterAsyncStub:
@@ -262,7 +265,9 @@ class DrafterAsyncStub:
         specdraft.v1.drafter_pb2.TakeKVRequest,
         specdraft.v1.drafter_pb2.TakeKVResponse,
     ]
-    """Moves all rows up to last_pair_key out of a sequence, in constant time; the sequence is as freshly opened."""
+    """Moves all rows up to last_pair_key out of a sequence, in constant time. The sequence is empty then, and its `op`
+    counts on.
+    """
 
     InstallKV: grpc.aio.UnaryUnaryMultiCallable[
         specdraft.v1.drafter_pb2.InstallKVRequest,
@@ -274,15 +279,16 @@ class DrafterAsyncStub:
         specdraft.v1.drafter_pb2.FreeKVRequest,
         specdraft.v1.drafter_pb2.FreeKVResponse,
     ]
-    """Gives a carry up."""
+    """Gives a carry up. It has no `op`: sent again after a lost answer, `CARRY_UNKNOWN` says that it is gone."""
 
     Drive: grpc.aio.StreamStreamMultiCallable[
         specdraft.v1.drafter_pb2.DriveRequest,
         specdraft.v1.drafter_pb2.DriveResponse,
     ]
-    """The hot path: the same requests and answers over one open stream. Answers come as they are ready, matched by
-    `correlation_id`; errors come in band. One stream a session: a later one takes over and ends the earlier with
-    ABORTED `SESSION_FENCED`. Requests of one sequence are done in the order sent.
+    """The hot path: the same requests and answers over one open stream. Response headers come as soon as the stream is
+    attached, before any request. Answers come as they are ready, matched by `correlation_id`; errors come in band. One
+    stream a session: a later one takes over and ends the earlier with ABORTED `SESSION_FENCED`. Requests of one
+    sequence are done in the order sent. After a half-close what was sent is answered, and the stream ends with OK.
     """
 
 class DrafterServicer(metaclass=abc.ABCMeta):
@@ -427,7 +433,9 @@ class DrafterServicer(metaclass=abc.ABCMeta):
         request: specdraft.v1.drafter_pb2.TakeKVRequest,
         context: _ServicerContext,
     ) -> typing.Union[specdraft.v1.drafter_pb2.TakeKVResponse, collections.abc.Awaitable[specdraft.v1.drafter_pb2.TakeKVResponse]]:
-        """Moves all rows up to last_pair_key out of a sequence, in constant time; the sequence is as freshly opened."""
+        """Moves all rows up to last_pair_key out of a sequence, in constant time. The sequence is empty then, and its `op`
+        counts on.
+        """
 
     @abc.abstractmethod
     def InstallKV(
@@ -443,7 +451,7 @@ class DrafterServicer(metaclass=abc.ABCMeta):
         request: specdraft.v1.drafter_pb2.FreeKVRequest,
         context: _ServicerContext,
     ) -> typing.Union[specdraft.v1.drafter_pb2.FreeKVResponse, collections.abc.Awaitable[specdraft.v1.drafter_pb2.FreeKVResponse]]:
-        """Gives a carry up."""
+        """Gives a carry up. It has no `op`: sent again after a lost answer, `CARRY_UNKNOWN` says that it is gone."""
 
     @abc.abstractmethod
     def Drive(
@@ -451,9 +459,10 @@ class DrafterServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[specdraft.v1.drafter_pb2.DriveRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[specdraft.v1.drafter_pb2.DriveResponse], collections.abc.AsyncIterator[specdraft.v1.drafter_pb2.DriveResponse]]:
-        """The hot path: the same requests and answers over one open stream. Answers come as they are ready, matched by
-        `correlation_id`; errors come in band. One stream a session: a later one takes over and ends the earlier with
-        ABORTED `SESSION_FENCED`. Requests of one sequence are done in the order sent.
+        """The hot path: the same requests and answers over one open stream. Response headers come as soon as the stream is
+        attached, before any request. Answers come as they are ready, matched by `correlation_id`; errors come in band. One
+        stream a session: a later one takes over and ends the earlier with ABORTED `SESSION_FENCED`. Requests of one
+        sequence are done in the order sent. After a half-close what was sent is answered, and the stream ends with OK.
         """
 
 def add_DrafterServicer_to_server(servicer: DrafterServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
