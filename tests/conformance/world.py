@@ -3,6 +3,7 @@
 import base64
 import itertools
 import secrets
+import time
 from pathlib import Path
 
 import torch
@@ -43,6 +44,7 @@ class World:
         self.models, self.carried, self.saved, self.begun, self.stories = {}, {}, {}, {}, {}
         self.num_drafts = self.num_compared = 0
         self._clients, self._tokens, self._streams = [], [], []
+        self._later_stream = _LaterStream()
         socket = place.config.socket
         self.proxy = CutProxy(Path(directory) / f"{self.prefix}p.sock", socket) if is_proxied else None
         self.target = f"unix://{self.proxy.path if self.proxy else socket}"
@@ -398,9 +400,34 @@ class World:
     def on_await_pages(self, count):
         wait_until(lambda: self.server.pages() == count, text=f"the number of pages {count}")
 
+    def on_take_over(self):
+        """What a later stream with the token of the only client's session does."""
+        sessions = self.server.service.assembly.sessions
+        (fenced,) = (one for one in sessions.listed() if one.drive is not None)
+        sessions.attach(fenced, self._later_stream)
+
+    def on_expect_taken(self):
+        """The later stream is still the session's, some time later."""
+        time.sleep(0.5)
+        assert not self._later_stream.is_fenced, "the fenced client has attached again"
+
+    def on_expect_accepted(self, count):
+        name = "accepted_tokens_total"
+        wait_until(lambda: self.server.metric(name) == count, text=f"{count} accepted drafts")
+
     def on_end_streams(self):
         """What SIGTERM does first: streams end once they have answered."""
         self.server.service.drain()
+
+
+class _LaterStream:
+    """A stream of somebody else's with the client's token."""
+
+    def __init__(self):
+        self.is_fenced = False
+
+    def fence(self):
+        self.is_fenced = True
 
 
 def substituted(value, variables):
