@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"example.com/specdraft/clients/go/internal/fakedrafter"
@@ -154,6 +155,36 @@ func TestAfterADeadlineTheNextUseAsksWhereTheSequenceStands(t *testing.T) {
 			}
 			if used := session.present().placement.arena; used != nil && used.inUse() != 0 {
 				t.Errorf("%d places are still taken", used.inUse())
+			}
+		})
+	}
+}
+
+func TestASequenceWhoseClosingGotNoAnswerIsClosedBeforeTheNextOneIsOpened(t *testing.T) {
+	for name, options := range transports() {
+		t.Run(name, func(t *testing.T) {
+			service := start(t, fakedrafter.Options{HostMemory: true})
+			session := open(t, dial(t, service), options)
+			away := &fakedrafter.Refusal{Code: codes.Unavailable, Reason: pb.ErrorReason_ERROR_REASON_STARTING}
+			left, other := sequenceOf(t, session), sequenceOf(t, session)
+			service.Script(once("CloseSequence", func() error { return away }), nil)
+			if err := left.Close(t.Context()); !errors.Is(err, CodeUnavailable) {
+				t.Errorf("%v", err)
+			}
+			service.Script(once("GetSequence", func() error { return away }), nil)
+			another := sequenceOf(t, session) // is opened all the same
+			if count := service.SequenceCount(); count != 3 {
+				t.Errorf("%d sequences", count)
+			}
+			service.Script(nil, nil)
+			sequenceOf(t, session)
+			if count := service.SequenceCount(); count != 3 {
+				t.Errorf("%d sequences: what was left is still there", count)
+			}
+			mustPropose(t, other, 0)
+			mustPropose(t, another, 0)
+			if err := left.Close(t.Context()); err != nil {
+				t.Errorf("a second time: %v", err)
 			}
 		})
 	}

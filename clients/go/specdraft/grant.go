@@ -49,6 +49,9 @@ type grant struct {
 	endLease  context.CancelFunc
 	leaseDone chan struct{}
 	closing   sync.Once
+
+	leftLock sync.Mutex
+	left     []*ledger // sequences whose closing got no answer
 }
 
 // openGrant opens a session at the service, maps its arena and proves the mapping.
@@ -227,6 +230,38 @@ func (g *grant) keepAlive(ctx context.Context) {
 			return // the session is gone; the next use of a sequence says so
 		default:
 			pause = g.terms.lease / retryShare
+		}
+	}
+}
+
+// closeOrLeave closes a sequence. One whose closing gets no answer is closed before the next one is opened.
+func (g *grant) closeOrLeave(ctx context.Context, l *ledger, accepted *uint32) *Error {
+	err := closeSequence(ctx, g, l, accepted)
+	if err == nil {
+		return nil
+	}
+	if isUncertain(err) {
+		g.leftLock.Lock()
+		g.left = append(g.left, l)
+		g.leftLock.Unlock()
+	} else {
+		l.release()
+	}
+	return err
+}
+
+// closeLeft closes what was left; what still gets no answer waits for the next time.
+func (g *grant) closeLeft(ctx context.Context) {
+	g.leftLock.Lock()
+	left := g.left
+	g.left = nil
+	g.leftLock.Unlock()
+	for index, l := range left {
+		if err := g.closeOrLeave(ctx, l, nil); err != nil && isUncertain(err) {
+			g.leftLock.Lock()
+			g.left = append(g.left, left[index+1:]...)
+			g.leftLock.Unlock()
+			return
 		}
 	}
 }

@@ -183,7 +183,8 @@ func (q *Sequence) Fork(ctx context.Context, keepKeysBelow int64, budgetTokens i
 	return newSequence(q.grant, opened), nil
 }
 
-// Close gives the sequence up. It may be called twice. What cannot be closed ends with the session.
+// Close gives the sequence up. It may be called twice. One whose closing gets no answer is closed before the session's
+// next one is opened.
 func (q *Sequence) Close(ctx context.Context, judgements ...Judgement) error {
 	select {
 	case q.turn <- struct{}{}:
@@ -195,8 +196,7 @@ func (q *Sequence) Close(ctx context.Context, judgements ...Judgement) error {
 		return nil
 	}
 	q.closed = true
-	if err := closeSequence(ctx, q.grant, q.ledger, judged(judgements)); err != nil {
-		q.ledger.release()
+	if err := q.grant.closeOrLeave(ctx, q.ledger, judged(judgements)); err != nil {
 		return err
 	}
 	return nil

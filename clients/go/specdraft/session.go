@@ -102,6 +102,7 @@ func onLive[T any](ctx context.Context, s *Session, work func(*grant) (T, *Error
 	if err != nil {
 		return none, err
 	}
+	granted.closeLeft(ctx)
 	result, err := work(granted)
 	if err == nil || !granted.lost() {
 		return result, err

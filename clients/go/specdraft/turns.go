@@ -114,7 +114,7 @@ func (s *Session) resume(ctx context.Context, g *grant, want wanted, options Res
 			if !isLost && !isUncertain(err) {
 				s.book.add(chosen.known)
 			}
-			_ = closeSequence(ctx, g, opened, nil) // what cannot be closed ends with the session
+			_ = g.closeOrLeave(ctx, opened, nil)
 			if isLost {
 				continue
 			}
@@ -146,7 +146,7 @@ func (s *Session) parkAgain(ctx context.Context, g *grant, known knownCarry, don
 	if carry, err := takeKV(ctx, g, donor, known.carry.Label); err == nil {
 		freeCarries(ctx, g, s.book.add(knownCarry{carry, known.tokens}))
 	}
-	_ = closeSequence(ctx, g, donor, nil) // what cannot be closed ends with the session
+	_ = g.closeOrLeave(ctx, donor, nil)
 }
 
 // freeCarries gives carries up that nobody remembers; those that cannot be reached expire by themselves.

@@ -208,6 +208,13 @@ func (s *Service) StreamCount() int {
 	return len(s.streams)
 }
 
+// SequenceCount is the number of open sequences.
+func (s *Service) SequenceCount() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.sequences)
+}
+
 // Carries are the carries that have not been given up.
 func (s *Service) Carries() int {
 	s.mu.Lock()
