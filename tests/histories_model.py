@@ -43,6 +43,7 @@ class Sequence:
     last_request: bytes = b""
     last_answer: Message | None = None
     drafts_of_last_op: pb.ProposeResult | None = None
+    opening: Message | None = None
 
     @property
     def last_key(self):
@@ -206,11 +207,14 @@ class Model:
     def _opened(self, session, request, make):
         for known_id, known in self.sequences.items():
             if known.session is session and known.open_id == request.open_id:
+                if known.opening != request:
+                    return Expected("INVALID_FIELD")
                 return Expected(view=known.view, finish=partial(_check_id, known_id), sequence=known)
         made = make()
         if isinstance(made, Expected):
             return made
 
+        made.opening = request
         # Its pages are held from now on, and its id is for the service to say.
         self.sequences[made] = made
 

@@ -152,17 +152,18 @@ class Ledger:
                 sequence.advice.judged(len(last.drafts), accepted)
 
     def _open(self, operation: Open) -> Answer:
-        known = self.sequences.opened_as(operation.session_id, operation.open_id)
+        opening = (operation.max_keys, operation.reserve, operation.keeps_drafts)
+        known = self.sequences.opened_as(operation.session_id, operation.open_id, opening)
         if known is not None:
             return Opened(known.sequence_id, known.view(), is_new=False)
-        sequence = self._new_sequence(operation)
+        sequence = self._new_sequence(operation, opening)
         if operation.reserve:
             sequence.reserved_pages = self.num_pages_for(operation.max_keys)
             sequence.pages.extend(require_pages(self.allocator, self.vault, sequence.reserved_pages))
         self.sequences.add(sequence)
         return Opened(sequence.sequence_id, sequence.view(), is_new=True)
 
-    def _new_sequence(self, operation: Open | Fork) -> Sequence:
+    def _new_sequence(self, operation: Open | Fork, opening: tuple[object, ...]) -> Sequence:
         self.sequences.check_session(operation.session_id)
         limit = operation.max_sequences
         if self.sequences.count(operation.session_id) >= limit:
@@ -173,13 +174,15 @@ class Ledger:
             operation.session_id,
             operation.open_id,
             operation.max_keys,
+            opening,
             keeps_drafts=operation.keeps_drafts,
             advice=self.sequences.advice_of(operation.session_id),
         )
 
     def _fork(self, operation: Fork) -> Answer:
         # First: a fork that was done is answered again, though its source may have been closed since.
-        known = self.sequences.opened_as(operation.session_id, operation.open_id)
+        opening = (operation.sequence_id, operation.keep_keys_below, operation.max_keys)
+        known = self.sequences.opened_as(operation.session_id, operation.open_id, opening)
         if known is not None:
             return Opened(known.sequence_id, known.view(), is_new=False)
         source = self.sequences.find(operation.session_id, operation.sequence_id)
@@ -187,7 +190,7 @@ class Ledger:
         rows = source.rows.below(operation.keep_keys_below)
         if rows.last_key >= operation.max_keys:
             raise past_limit(rows.last_key, operation.max_keys)
-        sequence = self._new_sequence(replace(operation, keeps_drafts=source.keeps_drafts))
+        sequence = self._new_sequence(replace(operation, keeps_drafts=source.keeps_drafts), opening)
         num_full, num_left = divmod(rows.row_count, self.identity.page_rows)
         # Whoever goes on writes into the last page: the fork gets a copy of it. Full pages are shared.
         own = require_pages(self.allocator, self.vault, 1) if num_left else []

@@ -72,6 +72,7 @@ class Sequence:
         sequence_id: 16 random bytes.
         session_id: the session that owns it.
         open_id: the client's id of the call that opened it.
+        opening: what that call asked for: another call with its id is none of its retries.
         max_keys: keys are < max_keys.
         reserved_pages: pages that it keeps even when it needs fewer.
         rows: which keys have a row.
@@ -94,6 +95,7 @@ class Sequence:
     session_id: bytes
     open_id: bytes
     max_keys: int
+    opening: tuple[object, ...] = ()
     reserved_pages: int = 0
     rows: Rows = field(default_factory=Rows)
     pages: array[int] = field(default_factory=lambda: array("i"))
@@ -270,9 +272,22 @@ class SequenceTable:
             raise make_error(Reason.SEQUENCE_UNKNOWN, "no such sequence in this session")
         return sequence
 
-    def opened_as(self, session_id: bytes, open_id: bytes) -> Sequence | None:
-        """The sequence that an earlier call with this open_id opened and that is still open."""
-        return self._by_open_id.get((session_id, open_id))
+    def opened_as(self, session_id: bytes, open_id: bytes, opening: tuple[object, ...]) -> Sequence | None:
+        """The open sequence that an earlier call with this id has made; None = this is the first one.
+
+        Raises:
+            INVALID_FIELD: that call asked for something else.
+        """
+        known = self._by_open_id.get((session_id, open_id))
+        if known is not None and known.opening != opening:
+            raise make_error(
+                Reason.INVALID_FIELD,
+                "open_id belongs to a sequence that another request has opened",
+                field="open_id",
+                value=open_id.hex(),
+                expected="16 random bytes that no open sequence of the session has",
+            )
+        return known
 
     def remove(self, sequence: Sequence) -> None:
         """Forgets a sequence. Its pages are the caller's to release."""

@@ -7,7 +7,7 @@ import pytest
 
 from serving import wait_until
 from specdraft.v1 import drafter_pb2 as pb
-from wire import Story, open_request, refusal
+from wire import Sequence, Story, open_request, refusal
 
 STORY = Story(5)
 UNKNOWN = ("NOT_FOUND", "CARRY_UNKNOWN")
@@ -96,10 +96,9 @@ def test_a_page_shared_with_a_carry_alone_is_the_sequences_once_the_carry_is_gon
     source = session.sequence(STORY)
     source.catchup(0, 8)
     request = pb.ForkSequenceRequest(sequence_id=source.sequence_id, open_id=bytes(16), keep_keys_below=8)
-    session.call("ForkSequence", request)
+    forked = Sequence(session, session.call("ForkSequence", request), STORY)
     source.take()
     assert server.metric("kv_pages", state="live") == 2
-    forked = session.sequence(STORY, open_id=bytes(16))
     assert forked.propose(2, 3, 1).state.row_count == 5
     assert carries(server) == {"taken": 1, "evicted": 1}
 
@@ -110,8 +109,7 @@ def test_pages_that_several_carries_share_are_counted_once(start):
     source = session.sequence(STORY)
     source.catchup(0, 8)
     request = pb.ForkSequenceRequest(sequence_id=source.sequence_id, open_id=bytes(16), keep_keys_below=8)
-    session.call("ForkSequence", request)
-    forked = session.sequence(STORY, open_id=bytes(16))
+    forked = Sequence(session, session.call("ForkSequence", request), STORY)
     source.take()
     forked.take()
     shown = [server.metric("kv_pages", state=state) for state in ("free", "live", "carried")]

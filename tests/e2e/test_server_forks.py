@@ -31,6 +31,25 @@ def test_a_fork_holds_the_rows_below_its_bound_and_drafts_as_if_it_had_been_fill
     assert forked.propose(num_rows, 2).drafts == by_itself.propose(num_rows, 2).drafts
 
 
+def test_an_open_id_that_another_request_has_used_is_refused_until_its_sequence_is_closed(scene):
+    session, open_id = scene.session, secrets.token_bytes(16)
+    opened = session.sequence(STORY, open_id=open_id, budget_tokens=20)
+    opened.catchup(0, 5)
+    others = (
+        ("OpenSequence", pb.OpenSequenceRequest(open_id=open_id, budget_tokens=21)),
+        ("OpenSequence", pb.OpenSequenceRequest(open_id=open_id, budget_tokens=20, reserve=True)),
+        ("ForkSequence", fork_request(opened, 3, open_id=open_id, budget_tokens=20)),
+    )
+    num_sequences = scene.server.metric("sequences")
+    for rpc, request in others:
+        said = refusal(session.call, rpc, request)
+        assert said.kind == ("INVALID_ARGUMENT", "INVALID_FIELD")
+        assert said.details["field"] == "open_id"
+    assert (opened.state().row_count, scene.server.metric("sequences")) == (5, num_sequences)
+    opened.close()
+    assert fork(session.sequence(STORY), 0, open_id=open_id).state().row_count == 0
+
+
 def test_a_fork_costs_its_last_page_alone_and_the_metrics_say_so(start):
     server = start(num_pages=16)
     source = server.client().open().sequence(STORY)

@@ -311,8 +311,8 @@ func (x *SequenceState) GetFirstApproximateKey() int64 {
 // Opens a sequence.
 type OpenSequenceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Made by the client, 16 random bytes: a retried open returns the same sequence as long as that is open, whatever the
-	// other fields say. `OpenSequence` and `ForkSequence` of a session share these ids.
+	// Made by the client, 16 random bytes: a retried open returns the same sequence as long as that is open. Another request
+	// with its id is refused (`INVALID_FIELD`); `OpenSequence` and `ForkSequence` of a session share these ids.
 	OpenId []byte `protobuf:"bytes,1,opt,name=open_id,json=openId,proto3" json:"open_id,omitempty"`
 	// Keys are < budget_tokens, those of the rows that drafting writes too: the last draft that can come is a guess for
 	// t_{budget_tokens + 1}. 0 = max_seq_len. A limit; pages are taken as rows come.
