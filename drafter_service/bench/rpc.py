@@ -99,20 +99,21 @@ def _cases(models: Path) -> Iterator[Mapping[str, Case]]:
         pairs = make_pairs(info.hidden_width, info.vocab_size)
         unary = enter(WireSession(address, pairs.tokens, pairs.hiddens, NUM_DRAFTS))
         drive = enter(WireSession(address, pairs.tokens, pairs.hiddens, NUM_DRAFTS))
-        request = request_of(*unary.sizes())
+        asked, answered = unary.sample()
+        request, between = request_of(len(asked), len(answered)), unary.rehearsal(answered)
         forward = make_forward(head, target)
         echo_unary, echo_drive = echo.unary(request), echo.stream(request)
         yield {
             "forward": Case(forward),
-            "echo unary": Case(echo_unary),
+            "echo unary": Case(echo_unary, between),
             "empty unary": unary.look_unary(),
-            "apart unary": Case(lambda: (echo_unary(), forward())),
-            "floor unary": Case(echo.unary(request, with_forward=True)),
+            "apart unary": Case(lambda: (echo_unary(), forward()), between),
+            "floor unary": Case(echo.unary(request, with_forward=True), between),
             "propose unary": unary.propose_unary(),
-            "echo drive": Case(echo_drive),
+            "echo drive": Case(echo_drive, between),
             "empty drive": drive.look_drive(),
-            "apart drive": Case(lambda: (echo_drive(), forward())),
-            "floor drive": Case(echo.stream(request, with_forward=True)),
+            "apart drive": Case(lambda: (echo_drive(), forward()), between),
+            "floor drive": Case(echo.stream(request, with_forward=True), between),
             "propose drive": drive.propose_drive(),
             "client drive": Case(_by_client(enter(client.open_sequence()), pairs)),
         }

@@ -57,11 +57,21 @@ class WireSession:
         self._ask(self._stub.CloseSession, session_pb2.CloseSessionRequest())
         self._channel.close()
 
-    def sizes(self) -> tuple[int, int]:
-        """Bytes of a Propose request and of its answer."""
+    def sample(self) -> tuple[bytes, bytes]:
+        """A Propose request and its answer."""
         request = self._propose(len(self._tokens))
         answer: pb.ProposeResponse = self._ask(self._stub.Propose, request)
-        return request.ByteSize(), answer.ByteSize()
+        return request.SerializeToString(), answer.SerializeToString()
+
+    def rehearsal(self, answer: bytes) -> Callable[[], object]:
+        """What is done between two Proposes, given an answer: whoever is compared with them has to rest as long."""
+        requests = (self._request(key, 1) for key in itertools.cycle(self._keys()))
+
+        def prepare() -> None:
+            _check_propose(answer)
+            next(requests).SerializeToString()
+
+        return prepare
 
     def propose_unary(self) -> Case:
         """Proposes by unary calls, at one key after the other, as a target does whose drafts are never accepted."""
@@ -110,15 +120,20 @@ class WireSession:
         return next(self._incoming)
 
     def _propose_in_turn(self) -> Iterator[pb.ProposeRequest]:
-        count = len(self._tokens)
-        return (self._propose(key) for key in itertools.cycle(range(count, 2 * count)))
+        return (self._propose(key) for key in itertools.cycle(self._keys()))
+
+    def _keys(self) -> range:
+        return range(len(self._tokens), 2 * len(self._tokens))
 
     def _propose(self, key: int) -> pb.ProposeRequest:
         self._op += 1
+        return self._request(key, self._op)
+
+    def _request(self, key: int, op: int) -> pb.ProposeRequest:
         row = key % len(self._tokens)
         ref = tensor_pb2.TensorRef(inline=self._rows[row], dtype=tensor_pb2.D_TYPE_FLOAT32, row_count=1)
         pairs = pb.Pairs(first_key=key, tokens=[self._tokens[row]], hiddens=ref)
-        entry = pb.ProposeEntry(sequence_id=self._sequence_id, op=self._op, pairs=pairs, draft_count=self._num_drafts)
+        entry = pb.ProposeEntry(sequence_id=self._sequence_id, op=op, pairs=pairs, draft_count=self._num_drafts)
         return pb.ProposeRequest(entries=[entry])
 
     def _fill(self, hiddens: Tensor) -> None:
