@@ -215,7 +215,7 @@ def test_a_process_that_has_lost_its_device_ends_with_exit_code_1(tiny_checkpoin
         codes = []
         serving_thread = threading.Thread(target=lambda: codes.append(cli.main(arguments)))
         serving_thread.start()
-        wait_until(lambda: made and made[0]._health._is_serving, timeout=60, text="SERVING")
+        wait_until(lambda: made and made[0]._health._wants_to_serve, timeout=60, text="SERVING")
         lose_the_device(made[0].runner, made[0])
         with Client(f"unix:{directory / 's.sock'}") as client:
             session = client.open()
