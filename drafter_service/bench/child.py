@@ -28,7 +28,7 @@ class Child:
         # Never written to: it breaks however we end. A pipe that `communicate` does not know and so does not close.
         stdin, self._held = os.pipe()
         try:
-            self.process = subprocess.Popen(  # our own interpreter and module
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
                 stdin=stdin,
                 stdout=subprocess.PIPE,

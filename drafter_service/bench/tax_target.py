@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from drafter_service.engine.batch import RunEntry
+from drafter_service.engine.lane_plan import read_mirror
 from drafter_service.engine.operations import Stop
 from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.runner import EagerRunner
@@ -24,11 +25,11 @@ from drafter_service.engine.slot_round import (
     LaunchedRound,
     SlotInputs,
     SlotPlace,
-    StatusNumbers,
     capture_slot_round,
 )
 from drafter_service.heads import MtpHead, load_head
 from drafter_service.memory.layout import ArenaLayout, ArenaWish, lay_out
+from drafter_service.server.lanes import NUMBERS, REASONS
 from drafter_service.state.pool import KvPool, PoolShape
 from specdraft.memory import ClientGpu, DeviceRange
 from specdraft.memory.simulated import SimulatedDriver
@@ -42,8 +43,6 @@ NUM_PAGES = MAX_POSITION // PAGE_ROWS + 1
 """Of the longest sequence, here as in the service: into how many parts attention is cut hangs on it."""
 
 NUM_PAIRS = 2
-_DRAFT_COUNT_WORD = 3
-NUMBERS = StatusNumbers(44, 4, 3, 11, 20, 60, 70, 110)
 
 
 class Device:
@@ -184,9 +183,9 @@ class OwnRound:
     def outputs(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Ids and log-probabilities that the last run drafted; the device is done with it."""
         made = self.launched.round
-        words: list[int] = made.mirror[0].tolist()
-        count, begin = words[_DRAFT_COUNT_WORD], NUM_MIRROR_WORDS + made.shape.pairs
-        return tuple(words[begin : begin + count]), tuple(made.logprobs[0, :count].tolist())
+        words, logprobs = made.mirror[0].tolist(), made.logprobs[0].tolist()
+        found = read_mirror(words, logprobs, made.shape.pairs, NUM_MIRROR_WORDS, dict(REASONS))
+        return found.drafts, found.logprobs
 
 
 @torch.inference_mode()

@@ -177,10 +177,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         agreement = parts.handshake.agree(request)
         kind = parts.handshake.memory_kind(request, is_local=context.peer().startswith("unix:"))
         is_shared = kind != tensor_pb2.MEMORY_KIND_INLINE
-        # Before there is a session: a call that is refused leaves none behind.
-        carries = ops.ListCarries(b"", b"", agreement.carry_owner) if agreement.carry_owner else None
-        listed = None if carries is None else parts.engine.ask(carries, context.time_remaining())
-        carried = [] if listed is None else carry_infos([listed])
+        carried: Sequence[session_pb2.CarryInfo] = ()
+        if agreement.carry_owner:  # before there is a session: a call that is refused leaves none behind
+            carries = ops.ListCarries(b"", b"", agreement.carry_owner)
+            carried = carry_infos([parts.engine.ask(carries, context.time_remaining())])
         arena = parts.handshake.make_arena(request, agreement, kind) if is_shared else None
         try:
             session, token = parts.sessions.open(agreement, arena)
