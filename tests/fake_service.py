@@ -41,7 +41,7 @@ ITEM_BYTES = {tensor_pb2.D_TYPE_FLOAT32: 4, tensor_pb2.D_TYPE_BFLOAT16: 2}
 
 
 def status_of(error: SpecdraftError):
-    """The gRPC status that the service's interceptor makes of an exception."""
+    """The gRPC status that the service makes of an exception."""
     status = status_pb2.Status(code=int(error.code), message=error.message)
     if error.reason is not None:
         info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=dict(error.details))

@@ -218,7 +218,8 @@ class Engine:
             self._take_in()
             if not self._scheduler.num_waiting:
                 return False
-            if self._num_glances or self.arrivals:
+            # Of one session alone nobody can be missing.
+            if self.arrivals or (self._num_glances and len(self._seen_at) > 1):
                 self._take_along()
             self.heartbeat = self._clock()
             self._step()

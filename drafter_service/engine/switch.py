@@ -29,6 +29,7 @@ class RunnerSwitch:
         self._runners = runners
         self._loss = loss
         self.kind = kind
+        self._runner = runners[kind]
 
     @property
     def kinds(self) -> frozenset[RunnerKind]:
@@ -38,6 +39,7 @@ class RunnerSwitch:
     def use(self, kind: RunnerKind) -> RunnerKind:
         """Chooses the runner from the next batch on; returns the one before."""
         before, self.kind = self.kind, kind
+        self._runner = self._runners[kind]
         return before
 
     def run(self, entries: Sequence[RunEntry]) -> list[RunResult]:
@@ -45,7 +47,7 @@ class RunnerSwitch:
         if self._loss.is_lost:
             raise device_lost()
         try:
-            return self._runners[self.kind].run(entries)
+            return self._runner.run(entries)
         except Exception as error:
             if self._loss.seen(error):
                 raise device_lost() from error

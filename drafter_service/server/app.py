@@ -29,7 +29,6 @@ from drafter_service.heads import (
 from drafter_service.server.admin import AdminServicer
 from drafter_service.server.facts import HeadFacts, ServiceFacts, read_boot_id
 from drafter_service.server.health import Health, start_probe_server
-from drafter_service.server.interceptors import StatusInterceptor
 from drafter_service.server.listeners import (
     BIND_TEXT,
     SOCKET_MODE,
@@ -39,6 +38,7 @@ from drafter_service.server.listeners import (
     why_unbindable,
 )
 from drafter_service.server.servicer import DrafterServicer
+from drafter_service.server.statuses import Handlers
 from drafter_service.telemetry import Metrics, Tracing
 from specdraft.v1 import admin_pb2_grpc, drafter_pb2_grpc
 
@@ -171,7 +171,6 @@ class Service:
         threads = config.workers + config.max_sessions
         server = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
-            interceptors=[StatusInterceptor(self.metrics, self._clock, streams, prompt)],
             options=[
                 ("grpc.max_receive_message_length", config.message_bytes),
                 ("grpc.max_send_message_length", config.message_bytes),
@@ -181,7 +180,8 @@ class Service:
             ],
             maximum_concurrent_rpcs=threads + 2 * config.max_sessions + SPARE_CALLS,
         )
-        drafter_pb2_grpc.add_DrafterServicer_to_server(self._servicer, server)
+        handlers = Handlers(server, self.metrics, self._clock, streams, prompt)
+        handlers.register(drafter_pb2_grpc.add_DrafterServicer_to_server, self._servicer)
         self._health.add_to(server)
         self._closers.append(self._health.close)
         return server
@@ -189,9 +189,9 @@ class Service:
     def _start_admin(self, path: Path) -> None:
         server = grpc.server(
             futures.ThreadPoolExecutor(2, thread_name_prefix="admin"),
-            interceptors=[StatusInterceptor(self.metrics, self._clock)],
         )
-        admin_pb2_grpc.add_DrafterAdminServicer_to_server(AdminServicer(self, self._clock), server)
+        handlers = Handlers(server, self.metrics, self._clock)
+        handlers.register(admin_pb2_grpc.add_DrafterAdminServicer_to_server, AdminServicer(self, self._clock))
         bind_unix(server, path)
         server.start()
         self._closers.append(lambda: server.stop(0).wait())

@@ -18,9 +18,9 @@ from google.protobuf.message import Message
 from drafter_service.engine import draining
 from drafter_service.server.calls import Answerable, Calls
 from drafter_service.server.encoding import entry_status
-from drafter_service.server.interceptors import Ended
 from drafter_service.server.reading import Reading
 from drafter_service.server.refusals import invalid_field
+from drafter_service.server.statuses import Ended
 from drafter_service.state import Session
 from drafter_service.telemetry import Metrics
 from specdraft.errors import Code, Reason, SpecdraftError, make_error

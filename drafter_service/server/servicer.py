@@ -24,9 +24,9 @@ from drafter_service.server.drive import Drive
 from drafter_service.server.encoding import carry_infos
 from drafter_service.server.handshake import Handshake, kind_name, open_session_response
 from drafter_service.server.hiddens import regions_of
-from drafter_service.server.interceptors import Ended
 from drafter_service.server.lanes import SessionLanes, no_lanes
 from drafter_service.server.refusals import invalid_field
+from drafter_service.server.statuses import Ended
 from drafter_service.state import Session, SessionTable
 from drafter_service.telemetry import Metrics, Tracing
 from specdraft.errors import Reason, SpecdraftError, make_error
@@ -218,7 +218,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
 
     def KeepAlive(self, request: session_pb2.KeepAliveRequest, context: grpc.ServicerContext) -> Any:
         """`KeepAlive`."""
-        return self._ready().calls.keep_alive(self._session(context), request)
+        parts = self._ready()
+        return parts.calls.keep_alive(self._session(parts, context), request)
 
     def CloseSession(self, request: session_pb2.CloseSessionRequest, context: grpc.ServicerContext) -> Any:
         """`CloseSession`."""
@@ -229,7 +230,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         self.end_session(session, "closed").wait(context.time_remaining() / 2)
         return session_pb2.CloseSessionResponse()
 
-    def Drive(  # type: ignore[override]  # as the interceptor calls handlers of streams
+    def Drive(  # type: ignore[override]  # as `Handlers` calls those of streams
         self,
         request_iterator: Iterator[pb.DriveRequest],
         context: grpc.ServicerContext,
@@ -237,7 +238,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     ) -> None:
         """`Drive`."""
         parts = self._ready()
-        session = self._session(context)
+        session = self._session(parts, context)
         parent = parts.parent_in(context)
         lease = partial(self._renewed, parts.sessions, session)
         drive = Drive(parts.calls, lease, parts.metrics, self._clock, send=send, parent=parent)
@@ -316,16 +317,16 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         parts = self._ready()
         if parts.calls.lanes is None:
             raise no_lanes()
-        return parts.calls.lanes.open(self._session(context), context.time_remaining() / 2)
+        return parts.calls.lanes.open(self._session(parts, context), context.time_remaining() / 2)
 
     def RegisterRegion(self, request: session_pb2.RegisterRegionRequest, context: grpc.ServicerContext) -> Any:
         """`RegisterRegion`."""
-        session = self._session(context)
-        return regions.register(session, self._ready().handshake.gpu, request)
+        parts = self._ready()
+        return regions.register(self._session(parts, context), parts.handshake.gpu, request)
 
     def UnregisterRegion(self, request: session_pb2.UnregisterRegionRequest, context: grpc.ServicerContext) -> Any:
         """`UnregisterRegion`."""
-        table = regions_of(self._session(context))
+        table = regions_of(self._session(self._ready(), context))
         table.unregister(request.region_id, context.time_remaining() / 2)
         return session_pb2.UnregisterRegionResponse()
 
@@ -336,10 +337,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
             raise make_error(Reason.STARTING, "the head is still being loaded", retry_delay_ms=1000)
         return self._parts
 
-    def _session(self, context: grpc.ServicerContext) -> Session:
-        sessions = self._ready().sessions
+    def _session(self, parts: Parts, context: grpc.ServicerContext) -> Session:
         try:
-            return sessions.find(_token(context))
+            return parts.sessions.find(_token(context))
         except SpecdraftError:
             if self._is_ending:  # the end of the service has ended the session
                 raise draining() from None
@@ -358,44 +358,54 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
 
     def _call(self, request: Message, context: grpc.ServicerContext) -> Message:
         parts = self._ready()
-        session = self._session(context)
+        session = self._session(parts, context)
         remaining = context.time_remaining()
         if isinstance(request, pb.ProposeRequest) and request.HasField("lane_ticket"):
             raise invalid_field("lane_ticket", "in a unary call", "a ticket over Drive, where the order is sure")
         # Where the engine does not get on, callers are told while they can still do something else.
         deadline = self._clock() + remaining
         try:
-            self._places.get(timeout=remaining / 2)
+            self._places.get_nowait()
+        except queue.Empty:
+            self._wait_for_place(context, remaining / 2)
+        try:
+            answers: queue.SimpleQueue[Answerable | None] = queue.SimpleQueue()
+            parent = parts.parent_in(context) if parts.tracing else None
+            parts.calls.begin(session, request, deadline, answers.put, parent)
+            parts.calls.work()
+            answer = self._waited_for(answers, context, deadline)
+        finally:
+            self._places.put(None)
+        response: Message = RESPONSES[type(request)]()
+        answer.fill(response)
+        if isinstance(request, _WRITES):
+            parts.metrics.stage("reply", self._clock() - answer.finished_at)
+        return response
+
+    def _wait_for_place(self, context: grpc.ServicerContext, timeout_s: float) -> None:
+        try:
+            self._places.get(timeout=timeout_s)
         except queue.Empty:
             limit = self._num_places
             text = f"{limit} calls wait for the engine, which is the limit"
             raise make_error(Reason.IN_FLIGHT_EXHAUSTED, text, retry_delay_ms=100, limit=limit) from None
-        try:
-            return self._waited_for(parts, session, request, context, deadline)
-        finally:
+        if not context.is_active():  # nobody waits for it any more
             self._places.put(None)
+            raise Ended
 
     def _waited_for(
-        self, parts: Parts, session: Session, request: Message, context: grpc.ServicerContext, deadline: float
-    ) -> Message:
-        answers: queue.SimpleQueue[Answerable | None] = queue.SimpleQueue()
+        self, answers: queue.SimpleQueue[Answerable | None], context: grpc.ServicerContext, deadline: float
+    ) -> Answerable:
         # Whoever does not wait any more, or is made not to by the end of the service, frees this thread.
-        if not context.add_callback(lambda: answers.put(None)):
+        if answers.empty() and not context.add_callback(lambda: answers.put(None)):
             raise Ended
-        parent = parts.parent_in(context) if parts.tracing else None
-        parts.calls.begin(session, request, deadline, answers.put, parent)
-        parts.calls.work()
         try:
             answer = answers.get(timeout=max(deadline - self._clock(), 0))
         except queue.Empty:
             raise make_error(Reason.TIMEOUT, "the deadline passed before the answer was ready") from None
         if answer is None:
             raise Ended
-        response: Message = RESPONSES[type(request)]()
-        answer.fill(response)
-        if isinstance(request, _WRITES):
-            parts.metrics.stage("reply", self._clock() - answer.finished_at)
-        return response
+        return answer
 
 
 def _follow(session: Session) -> None:

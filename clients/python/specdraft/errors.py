@@ -1,6 +1,6 @@
 """Every error that specdraft raises: one list of reasons, each bound once to a status code and an exception.
 
-The service raises these inside, one interceptor turns them into statuses, and the client turns statuses back into the
+The service raises these inside, one place turns them into statuses, and the client turns statuses back into the
 same exceptions. Nothing here imports gRPC: the numbers of `Code` are those of `google.rpc.Code`.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from typing import Any, NoReturn
 
@@ -33,10 +33,14 @@ class Ended(Exception):
     """Raised by a handler whose call gRPC has ended already; there is nobody to answer."""
 
 
-class StatusInterceptor(grpc.ServerInterceptor):
-    """Wraps every handler of our services.
+class Handlers:
+    """Wraps every handler of our services on its way to a server.
+
+    A `grpc.ServerInterceptor` could do it too, anew for each call: eight functions of Python's that every call would
+    wait for.
 
     Args:
+        server: gets the wrapped handlers.
         metrics: counts and times.
         clock: monotonic seconds.
         streams: threads for streams, so that unary calls and streams cannot take each other's; None = the server's.
@@ -45,31 +49,32 @@ class StatusInterceptor(grpc.ServerInterceptor):
 
     def __init__(
         self,
+        server: grpc.Server,
         metrics: Metrics,
         clock: Callable[[], float],
         streams: futures.ThreadPoolExecutor | None = None,
         prompt: futures.ThreadPoolExecutor | None = None,
     ) -> None:
+        self._server = server
         self._metrics = metrics
         self._clock = clock
         self._streams = streams
         self._prompt = prompt
-        self._wrapped: dict[str, tuple[Any, Any]] = {}
 
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Wraps the handler that `continuation` finds."""
-        handler = continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith("/specdraft."):
-            return handler  # health runs on a pool of its own, which a wrapped handler would lose
-        path = handler_call_details.method
-        known, wrapped = self._wrapped.get(path, (None, None))
-        if known is not handler:
-            wrapped = self._wrap(path, handler)
-            self._wrapped[path] = handler, wrapped
-        return wrapped
+    def register(self, add_to_server: Callable[[Any, Any], None], servicer: object) -> None:
+        """Registers a servicer with the generated function that does it, which takes this for the server."""
+        add_to_server(servicer, self)
 
-    def _wrap(self, path: str, handler: Any) -> Any:
-        method = path.rpartition("/")[2]
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Called by the generated function, with handlers that it gives again by their names: nothing is to be done."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """Called by the generated function."""
+        wrapped = {method: self._wrap(method, handler) for method, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, wrapped),))
+        self._server.add_registered_method_handlers(service, wrapped)
+
+    def _wrap(self, method: str, handler: Any) -> Any:
         decode = functools.partial(_decoded, handler.request_deserializer)
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
