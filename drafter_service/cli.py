@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import logging
 import os
@@ -72,7 +71,7 @@ def _failed(text: str, code: int) -> int:
 
 def _is_of_the_service(error: Exception) -> bool:
     """Whether the service that demo and benchmarks start is the reason: a traceback of ours would say less."""
-    from drafter_service.server.process import ProcessError
+    from drafter_service.server.child import ProcessError
     from specdraft.errors import SpecdraftError
 
     return isinstance(error, ProcessError | SpecdraftError)
@@ -233,6 +232,7 @@ def _serve(flags: argparse.Namespace) -> int:
     # gRPC writes lines of its own about what we say in ours. Read when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from drafter_service.server import Service
+    from drafter_service.server.process import keep_what_was_loaded
     from drafter_service.telemetry import set_up_logging
 
     set_up_logging(config.log_level)
@@ -250,7 +250,7 @@ def _serve(flags: argparse.Namespace) -> int:
         _log.info("%s: ended before it was ready", stop.why)
         return 0
     try:
-        _keep_what_was_loaded()
+        keep_what_was_loaded()
         _say_where(addresses, config)
         while not stop.given.wait(LOOK_S) and not service.has_failed:
             pass
@@ -265,12 +265,6 @@ def _serve(flags: argparse.Namespace) -> int:
         os._exit(EXIT_FAILED)
     _log.info("ended")
     return _failed(failure, EXIT_FAILED) if failure else 0
-
-
-def _keep_what_was_loaded() -> None:
-    """A full collection of garbage stops every thread while it looks at all that was loaded: from now on at none."""
-    gc.collect()
-    gc.freeze()
 
 
 class _Stop:

@@ -1,30 +1,32 @@
 """A bare gRPC echo: what any Python service over a Unix socket costs, however little it does.
 
 `python -m drafter_service.bench.echo SOCKET` serves; the answer to a request has as many bytes as its first four say.
-With a head and its target's checkpoint behind it, other methods run the head's forward before they answer: what any
-Python service that drafts costs, however little else it does.
+
+With the flags of `drafter-service serve` behind it, the drafting service is served too, in the same process, and other
+methods run its head's forward before they answer: what any Python service that drafts costs, however little else it
+does. In the same process, since the same forward over the same weights differs from one process to the next by more
+than a call costs.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
 import queue
-import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
-from drafter_service.bench.child import Child, end_with_parent
-from drafter_service.server.process import ProcessError
+from drafter_service.config import ConfigError, ServiceConfig, add_flags, flags_for, read_config
+from drafter_service.server.child import Child, end_with_parent, unwind_at_sigterm
 
 SERVICE = "specdraft.bench.Echo"
 NUM_WORKERS = 16
-START_TIMEOUT_S = 120.0
 CALL_TIMEOUT_S = 30.0
 _SIZE_BYTES = 4
 
@@ -44,22 +46,21 @@ class Echo:
 
     Args:
         socket: path of the Unix socket that it makes.
-        models: a head's checkpoint and its target's, to run its forward too; None = it echoes alone.
+        beside: settings of a service to be served in the same process; None = it echoes alone.
 
     Raises ProcessError if it does not come up; its own lines about why stand on standard error.
     """
 
-    def __init__(self, socket: Path, models: tuple[Path, Path] | None = None) -> None:
-        # It imports what we import, wherever that was found.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._child = Child("drafter_service.bench.echo", (str(socket), *map(str, models or ())), environment)
-        self._channel = grpc.insecure_channel(f"unix://{socket}", [("grpc.use_local_subchannel_pool", 1)])
+    def __init__(self, socket: Path, beside: ServiceConfig | None = None) -> None:
+        flags = () if beside is None else tuple(flags_for(beside))
         self._streams: list[queue.SimpleQueue[bytes | None]] = []
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as stack:
+            self._child = stack.enter_context(Child("drafter_service.bench.echo", (str(socket), *flags)))
+            self._child.first_line("the echo")
+            self._channel = grpc.insecure_channel(f"unix://{socket}", [("grpc.use_local_subchannel_pool", 1)])
+            stack.callback(self._channel.close)
+            grpc.channel_ready_future(self._channel).result(CALL_TIMEOUT_S)
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -91,44 +92,49 @@ class Echo:
         """Ends the streams, the connection and the process."""
         for outgoing in self._streams:
             outgoing.put(None)
-        self._channel.close()
-        self._child.close()
-
-    def _wait_until_ready(self) -> None:
-        stdout = self._child.process.stdout
-        assert stdout is not None, "it was asked for"
-        readable, _, _ = select.select([stdout], [], [], START_TIMEOUT_S)
-        if not readable:
-            raise ProcessError(f"the echo did not come up within {START_TIMEOUT_S:.0f} s")
-        if not stdout.readline():
-            raise ProcessError("the echo did not come up")
-        grpc.channel_ready_future(self._channel).result(CALL_TIMEOUT_S)
+        self._stack.close()
 
 
-def serve(socket: str, models: Sequence[str] = ()) -> None:
+def serve(socket: str, flags: Sequence[str] = ()) -> None:
     """Serves until the process is ended.
 
     Args:
         socket: path of the Unix socket.
-        models: a head's checkpoint and its target's, or nothing.
+        flags: of the service beside it, as `drafter-service serve` takes them, or nothing.
     """
-    handlers = _handlers(answer, "")
-    if models:
-        from drafter_service.bench.forward import make_forward
+    with ExitStack() as stack:
+        handlers = _handlers(answer, "")
+        if flags:
+            handlers |= _handlers(_drafts_and_answers(flags, stack), "Forward")
+        server = grpc.server(futures.ThreadPoolExecutor(NUM_WORKERS), options=[("grpc.so_reuseport", 0)])
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        server.add_insecure_port(f"unix://{socket}")
+        server.start()
+        print("echoing", flush=True)
+        server.wait_for_termination()
 
-        forward = make_forward(*map(Path, models))
 
-        def draft_and_answer(request: bytes) -> bytes:
-            forward()
-            return answer(request)
+def _drafts_and_answers(flags: Sequence[str], stack: ExitStack) -> Callable[[bytes], bytes]:
+    """Starts the service; what runs its head's forward, on pages of its own, and then answers as the echo does."""
+    # Here, so that an echo alone loads no torch.
+    from drafter_service.bench.forward import make_forward
+    from drafter_service.server import Service
+    from drafter_service.server.process import keep_what_was_loaded
 
-        handlers |= _handlers(draft_and_answer, "Forward")
-    server = grpc.server(futures.ThreadPoolExecutor(NUM_WORKERS), options=[("grpc.so_reuseport", 0)])
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    server.add_insecure_port(f"unix://{socket}")
-    server.start()
-    print("echoing", flush=True)
-    server.wait_for_termination()
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    service = Service(read_config(parser.parse_args(flags), {}))
+    stack.callback(service.close)
+    service.start()
+    assert service.assembly is not None, "it has started"
+    forward = make_forward(service.assembly.head)
+    keep_what_was_loaded()
+
+    def behave(request: bytes) -> bytes:
+        forward()
+        return answer(request)
+
+    return behave
 
 
 def _handlers(behave: Callable[[bytes], bytes], suffix: str) -> dict[str, Any]:
@@ -139,5 +145,9 @@ def _handlers(behave: Callable[[bytes], bytes], suffix: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    unwind_at_sigterm()
     end_with_parent()
-    serve(sys.argv[1], sys.argv[2:])
+    try:
+        serve(sys.argv[1], sys.argv[2:])
+    except ConfigError as error:
+        sys.exit(str(error))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drafter_service.engine.batch import RunEntry
 from drafter_service.engine.runner import EagerRunner
-from drafter_service.heads import load_head
+from drafter_service.heads import MtpHead, load_head
 from drafter_service.state.pool import KvPool, PoolShape
 
 PAGE_ROWS = 16
@@ -44,23 +44,26 @@ def in_turn(call: Callable[[int], object]) -> Callable[[], object]:
     return lambda: call(next(keys))
 
 
-def make_forward(checkpoint: Path, target_checkpoint: Path) -> Callable[[], object]:
-    """The forward of a Propose of one pair with `NUM_DRAFTS` drafts, in this process, at one key after the other."""
-    bare = BareHead(checkpoint, target_checkpoint)
+def load_cpu_head(checkpoint: Path, target_checkpoint: Path) -> MtpHead:
+    """The head as a service on a CPU loads it, in a process that lets torch use one thread from now on."""
+    torch.set_num_threads(1)
+    return load_head(checkpoint, target_checkpoint, dtype=torch.float32)
+
+
+def make_forward(head: MtpHead) -> Callable[[], object]:
+    """The forward of a Propose of one pair with `NUM_DRAFTS` drafts, at one key after the other."""
+    bare = BareHead(head)
     return in_turn(lambda key: bare.propose(key, NUM_DRAFTS))
 
 
 class BareHead:
-    """The service's head and runner in this process: the same pages, rows and thread settings, nobody else.
+    """A head with a runner as the service's around it, and pages of its own: the same rows, nobody else.
 
     Args:
-        checkpoint: the head's.
-        target_checkpoint: where the tables are that it lacks.
+        head: on a CPU.
     """
 
-    def __init__(self, checkpoint: Path, target_checkpoint: Path) -> None:
-        torch.set_num_threads(1)
-        head = load_head(checkpoint, target_checkpoint, dtype=torch.float32)
+    def __init__(self, head: MtpHead) -> None:
         pairs = make_pairs(head.config.hidden_width, head.config.vocab_size)
         tokens, hiddens = pairs.tokens, pairs.hiddens
         layout = head.kv_layout()

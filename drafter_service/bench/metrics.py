@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from drafter_service.bench.forward import NUM_DRAFTS, NUM_ROWS, make_forward
+from drafter_service.bench.forward import NUM_DRAFTS, NUM_ROWS, load_cpu_head, make_forward
 from drafter_service.bench.samples import Case, Plan, measure
 from drafter_service.telemetry import Metrics
 from specdraft.errors import Code
@@ -37,7 +37,8 @@ def measure_metrics(
             count_round(metrics)
         metrics.notes.enter_all()  # as a scrape does
 
-    cases = {"counting": Case(count), "forward": Case(make_forward(models / "head", models / "target"))}
+    forward = make_forward(load_cpu_head(models / "head", models / "target"))
+    cases = {"counting": Case(count), "forward": Case(forward)}
     latencies = measure(cases, plan, tell)
     counted = [p50 / REPEATS for p50 in latencies["counting"].p50s_us]
     shares = [us / forward for us, forward in zip(counted, latencies["forward"].p50s_us, strict=True)]

@@ -1,10 +1,10 @@
 """What a call costs: round trips of the service beside a bare gRPC echo of the same size and the head's own forward.
 
 The floor of a Propose is a bare gRPC service that runs the head's forward and does no more: the echo again, with the
-forward in its handler. An echo followed by the forward in this process has a line of its own: there nobody waits for
-milliseconds, and a process that has waited so long is slow to begin again, whatever it waited for. So has the
-forward in a tight loop. The service is called with bare messages, as the echo is; what the client library adds has a
-line too.
+forward in its handler, in the service's own process and over its head, since one process differs from the next by more
+than a call costs. An echo followed by the forward in this process has a line of its own: there nobody waits for
+milliseconds, and a process that has waited so long is slow to begin again, whatever it waited for. So has the forward
+in a tight loop. The service is called with bare messages, as the echo is; what the client library adds has a line too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from drafter_service.bench.echo import Echo, request_of
-from drafter_service.bench.forward import NUM_DRAFTS, NUM_ROWS, Pairs, in_turn, make_forward, make_pairs
+from drafter_service.bench.forward import NUM_DRAFTS, NUM_ROWS, Pairs, in_turn, load_cpu_head, make_forward, make_pairs
 from drafter_service.bench.samples import Case, Latency, Plan, joined, measure, median_of
 from drafter_service.bench.wire import WireSession
 from drafter_service.config import MIB, ServiceConfig
-from drafter_service.server.process import ServiceProcess
 from specdraft import Client, Proposal, Sequence
 
 TAX_GOAL_US = 250.0
@@ -91,9 +90,9 @@ def _cases(models: Path) -> Iterator[Mapping[str, Case]]:
     )
     with ExitStack() as stack:
         enter = stack.enter_context
-        address = enter(ServiceProcess(config)).target
         folder = Path(enter(tempfile.TemporaryDirectory(prefix="specdraft-")))
-        echo = enter(Echo(folder / "echo.sock", (head, target)))
+        config = replace(config, socket=folder / "s.sock")
+        echo, address = enter(Echo(folder / "echo.sock", config)), f"unix:{config.socket}"
         client = enter(Client(address, max_drafts=NUM_DRAFTS))
         info = client.server_info().head
         pairs = make_pairs(info.hidden_width, info.vocab_size)
@@ -101,7 +100,7 @@ def _cases(models: Path) -> Iterator[Mapping[str, Case]]:
         drive = enter(WireSession(address, pairs.tokens, pairs.hiddens, NUM_DRAFTS))
         asked, answered = unary.sample()
         request, between = request_of(len(asked), len(answered)), unary.rehearsal(answered)
-        forward = make_forward(head, target)
+        forward = make_forward(load_cpu_head(head, target))
         echo_unary, echo_drive = echo.unary(request), echo.stream(request)
         yield {
             "forward": Case(forward),

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -18,9 +17,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from drafter_service.bench.child import Child
 from drafter_service.bench.flags import DEFAULT_MODES
 from drafter_service.bench.tax_measure import NO_GPU, TaxRun
+from drafter_service.server.child import Child
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 RUN_TIMEOUT_S = 540.0
@@ -155,8 +154,7 @@ def _measured(run: TaxRun, environment: Mapping[str, str]) -> dict[str, Any]:
 @contextmanager
 def _environment(mode: str, *, dry: bool) -> Iterator[dict[str, str]]:
     """The environment of a run; under MPS with a daemon of its own, which ends with it."""
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = os.environ | {"PYTHONPATH": paths, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    environment = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     if mode != "mps" or dry:
         yield environment
         return

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import statistics
@@ -21,14 +20,14 @@ from typing import Any
 
 import torch
 
-from drafter_service.bench.child import end_with_parent, unwind_at_sigterm
 from drafter_service.bench.echo import Echo, request_of
 from drafter_service.bench.report import missing_gpus
 from drafter_service.bench.tax_steps import Parties, Steps
 from drafter_service.bench.tax_target import MAX_POSITION, NUM_CONTEXT_ROWS, Device, Verify, make_own_round
 from drafter_service.bench.tiny_head import DENSE_4096, TINY, HeadSize, write_head
 from drafter_service.config import MIB, ServiceConfig
-from drafter_service.server.process import ServiceProcess
+from drafter_service.server.child import end_with_parent, unwind_at_sigterm
+from drafter_service.server.process import ServiceProcess, keep_what_was_loaded
 from specdraft import Client, ClientGpu
 from specdraft.memory.simulated import SimulatedDriver
 
@@ -130,8 +129,7 @@ def measure(run: TaxRun, tell: Callable[[str], None]) -> dict[str, Any]:
     with ExitStack() as stack:
         scene = Scene(run, stack)
         slot = scene.client.claim_slot()
-        gc.collect()
-        gc.freeze()  # as the service does: a full collection stops this process for longer than a step takes
+        keep_what_was_loaded()  # as the service does: a full collection takes longer than a step
         verifies, all_steps = [], []
         for verify_ms in run.verify_ms:
             verify = Verify(scene.device, verify_ms)

@@ -46,8 +46,7 @@ def test_a_batch_that_finds_the_device_lost_is_answered_so(tiny_checkpoint, monk
         client = clients.client()
         sequence = client.open_sequence()
         switch = clients.server.service.assembly.switch
-        broken = {kind: Broken() for kind in switch.kinds}
-        monkeypatch.setattr(switch, "_runners", broken)
+        monkeypatch.setattr(switch, "_runner", Broken())
         with pytest.raises(SpecdraftError) as caught:
             sequence.propose(0, STORY.tokens[:2], STORY.rows[:2], num_drafts=1)
         assert caught.value.reason is Reason.DEVICE_LOST

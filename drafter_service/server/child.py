@@ -1,8 +1,9 @@
-"""A process that a benchmark starts beside the service: it ends when whoever started it ends, however that was."""
+"""A process of ours that we start: it ends when whoever started it ends, however that was."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,29 +12,38 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import NoReturn, Self
 
+START_TIMEOUT_S = 120.0
+
 STOP_TIMEOUT_S = 40.0
 """Longer than a service may take to drain: a child may have one of its own."""
+
+
+class ProcessError(RuntimeError):
+    """A process did not come up; its own line about why stands on standard error."""
 
 
 class Child:
     """Runs a module of ours while the `with` block lasts; its standard output is read here.
 
+    It imports what we import, wherever that was found.
+
     Args:
         module: its name.
         arguments: the command line's.
-        environment: of the process.
+        environment: variables that differ from ours.
     """
 
-    def __init__(self, module: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    def __init__(self, module: str, arguments: tuple[str, ...], environment: Mapping[str, str] | None = None) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
         # Never written to: it breaks however we end. A pipe that `communicate` does not know and so does not close.
         stdin, self._held = os.pipe()
         try:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(  # noqa: S603  # our own interpreter and modules
                 [sys.executable, "-m", module, *arguments],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=environment,
+                env=os.environ | {"PYTHONPATH": paths} | dict(environment or {}),
                 process_group=0,  # Ctrl-C is ours: we end it
             )
         except BaseException:
@@ -49,6 +59,19 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def first_line(self, name: str) -> str:
+        """Waits for the line in which it says that it is ready. Raises ProcessError, which calls it by `name`."""
+        stdout = self.process.stdout
+        assert stdout is not None, "it was asked for"
+        readable, _, _ = select.select([stdout], [], [], START_TIMEOUT_S)
+        if not readable:
+            raise ProcessError(f"{name} did not come up within {START_TIMEOUT_S:.0f} s")
+        line = stdout.readline()
+        if not line:
+            code = self.process.wait(STOP_TIMEOUT_S)
+            raise ProcessError(f"{name} did not come up: it ended with exit code {code}")
+        return line
 
     def close(self) -> None:
         """Ends the process."""
