@@ -218,12 +218,8 @@ class Decoder:
             raise make_error(
                 Reason.BATCH_TOO_LARGE, f"{len(entries)} entries; at most {limit}", entries=len(entries), limit=limit
             )
-        counts = Counter(entry.sequence_id for entry in entries)
-        return {
-            index: make_error(Reason.DUPLICATE_SEQUENCE, "the sequence stands more than once in this call")
-            for index, entry in enumerate(entries)
-            if counts[entry.sequence_id] > 1
-        }
+        refused = _twice("output slot", [_output_slot(entry) for entry in entries])
+        return refused | _twice("sequence", [entry.sequence_id for entry in entries])
 
     def _deferred(
         self, session: Session, entry: pb.CatchupEntry | pb.ProposeEntry, limit: int
@@ -267,6 +263,20 @@ class Decoder:
                 token=tokens[index],
                 vocab_size=self._vocab_size,
             )
+
+
+def _output_slot(entry: pb.CatchupEntry | pb.ProposeEntry) -> int | None:
+    return entry.output_slot if isinstance(entry, pb.ProposeEntry) and entry.HasField("output_slot") else None
+
+
+def _twice(name: str, values: Sequence[object]) -> dict[int, SpecdraftError]:
+    """What is wrong with the entries whose value another one has too; None is nobody's."""
+    counts = Counter(values)
+    return {
+        index: make_error(Reason.DUPLICATE_SEQUENCE, f"the {name} stands more than once in this call")
+        for index, value in enumerate(values)
+        if value is not None and counts[value] > 1
+    }
 
 
 def _single(operation: ops.Operation) -> Decoded:

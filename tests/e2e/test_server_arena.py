@@ -133,6 +133,26 @@ def test_outputs_into_a_slot_that_is_not_there_are_refused(session):
     assert said.kind == ("INVALID_ARGUMENT", "MEMORY_OUT_OF_BOUNDS")
 
 
+def test_entries_that_share_an_output_slot_are_refused_and_the_others_go_on(session):
+    sequences = [session.sequence(STORY) for _ in range(4)]
+    with session.arena():
+        entries = [
+            one.propose_entry(0, 3, **({} if slot is None else {"output_slot": slot}))
+            for one, slot in zip(sequences, [1, 0, 1, None], strict=True)
+        ]
+        results = session.call("Propose", pb.ProposeRequest(entries=entries)).results
+        said = [refused_entry(result.status).kind if result.status.code else None for result in results]
+        assert said == [
+            ("INVALID_ARGUMENT", "DUPLICATE_SEQUENCE"),
+            None,
+            ("INVALID_ARGUMENT", "DUPLICATE_SEQUENCE"),
+            None,
+        ]
+        assert [one.state().last_op for one in sequences] == [0, 1, 0, 1]
+        for one in (sequences[0], sequences[2]):  # one after the other
+            assert ask(session, one, STORY.pairs(0, 3).hiddens, 3, op=1, output_slot=1).status.code == 0
+
+
 def test_rows_that_are_not_finite_in_the_arena_are_refused(session):
     with session.arena() as arena:
         for value in (math.nan, math.inf, -math.inf):

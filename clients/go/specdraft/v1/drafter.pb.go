@@ -1344,8 +1344,9 @@ type ProposeEntry struct {
 	MinLogprob *float32 `protobuf:"fixed32,6,opt,name=min_logprob,json=minLogprob,proto3,oneof" json:"min_logprob,omitempty"`
 	// Which ids the drafts may be.
 	Mask *GrammarMask `protobuf:"bytes,7,opt,name=mask,proto3" json:"mask,omitempty"`
-	// Arena slot that receives the outputs too; may be the slot that the hiddens are in. An entry that is refused writes
-	// its `op` and `status` there as well, and a stored answer all of its outputs again. Not set = none.
+	// Arena slot that receives the outputs too; may be the slot that the hiddens are in, and no other entry's of the call
+	// (DUPLICATE_SEQUENCE). An entry that is refused writes its `op` and `status` there as well, and a stored answer all of
+	// its outputs again. Not set = none.
 	OutputSlot *uint32 `protobuf:"varint,8,opt,name=output_slot,json=outputSlot,proto3,oneof" json:"output_slot,omitempty"`
 	// Answer `recommended_drafts` too.
 	Recommend bool `protobuf:"varint,9,opt,name=recommend,proto3" json:"recommend,omitempty"`

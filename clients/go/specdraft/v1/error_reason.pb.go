@@ -49,7 +49,7 @@ const (
 	ErrorReason_ERROR_REASON_TOO_MANY_DRAFTS ErrorReason = 6
 	// More entries than propose_batch_max. Details: `entries`, `limit`.
 	ErrorReason_ERROR_REASON_BATCH_TOO_LARGE ErrorReason = 7
-	// One sequence stands twice in one call; every entry that names it fails.
+	// One sequence, or one output slot, stands twice in one call; every entry that names it fails.
 	ErrorReason_ERROR_REASON_DUPLICATE_SEQUENCE ErrorReason = 8
 	// The element type of the hidden rows is not the one agreed in `OpenSession`. Details: `dtype`, `expected`.
 	ErrorReason_ERROR_REASON_HIDDEN_DTYPE_MISMATCH ErrorReason = 9
