@@ -23,18 +23,8 @@ from specdraft.errors import DOMAIN, Reason, SpecdraftError, make_error
 from specdraft.v1 import drafter_pb2, drafter_pb2_grpc, error_reason_pb2, session_pb2, tensor_pb2
 
 OPERATIONS = {
-    "Propose": "propose",
-    "Catchup": "catchup",
-    "Truncate": "truncate",
-    "OpenSequence": "open_sequence",
-    "CloseSequence": "close_sequence",
-    "GetSequence": "get_sequence",
-    "TakeKV": "take_kv",
-    "InstallKV": "install_kv",
-    "FreeKV": "free_kv",
-    "ForkSequence": "fork_sequence",
-    "ReadDrafts": "read_drafts",
-    "KeepAlive": "keep_alive",
+    one.message_type.name.removesuffix("Request"): one.name
+    for one in drafter_pb2.DriveRequest.DESCRIPTOR.oneofs_by_name["request"].fields
 }
 WORKERS = 16
 ITEM_BYTES = {tensor_pb2.D_TYPE_FLOAT32: 4, tensor_pb2.D_TYPE_BFLOAT16: 2}

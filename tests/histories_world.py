@@ -9,6 +9,7 @@ import torch
 
 from drafter_service.heads import oracle_draft
 from drafter_service.heads.oracle import oracle_forward
+from fake_service import OPERATIONS
 from histories_model import PAGE_ROWS
 from serving import Running, tiny_config
 from specdraft.errors import REASON_CODES, Reason
@@ -29,19 +30,6 @@ MARGIN = 1e-4
 MOST_SKIPPED = 0.1
 HIDDENS = torch.randn(48, WIDTH, generator=torch.Generator().manual_seed(5))
 HIDDEN_BYTES = [row.numpy().tobytes() for row in HIDDENS]
-FIELDS = {
-    "Propose": "propose",
-    "Catchup": "catchup",
-    "Truncate": "truncate",
-    "OpenSequence": "open_sequence",
-    "CloseSequence": "close_sequence",
-    "GetSequence": "get_sequence",
-    "TakeKV": "take_kv",
-    "InstallKV": "install_kv",
-    "FreeKV": "free_kv",
-    "ForkSequence": "fork_sequence",
-    "ReadDrafts": "read_drafts",
-}
 
 
 @dataclass
@@ -137,8 +125,8 @@ def state_of(state):
 def send(side, rpc, request, over_drive):
     """The answer, or how it was refused."""
     if over_drive:
-        answer = side.drive.ask(**{FIELDS[rpc]: request})
-        return refused_entry(answer.status) if answer.status.code else getattr(answer, FIELDS[rpc])
+        answer = side.drive.ask(**{OPERATIONS[rpc]: request})
+        return refused_entry(answer.status) if answer.status.code else getattr(answer, OPERATIONS[rpc])
     try:
         return side.session.call(rpc, request, timeout=TIMEOUT_S)
     except grpc.RpcError as error:

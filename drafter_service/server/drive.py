@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -40,19 +40,10 @@ GONE_S = 0.05
 MAX_UNANSWERED = 256
 """Requests that may wait for their answers. Then no more are read: who does not read either cannot fill us."""
 
-METHODS = {
-    "propose": "Propose",
-    "catchup": "Catchup",
-    "truncate": "Truncate",
-    "open_sequence": "OpenSequence",
-    "close_sequence": "CloseSequence",
-    "get_sequence": "GetSequence",
-    "take_kv": "TakeKV",
-    "install_kv": "InstallKV",
-    "free_kv": "FreeKV",
-    "fork_sequence": "ForkSequence",
-    "read_drafts": "ReadDrafts",
-    "keep_alive": "KeepAlive",
+METHODS: Mapping[str, str] = {
+    field.name: field.message_type.name.removesuffix("Request")
+    for field in pb.DriveRequest.DESCRIPTOR.oneofs_by_name["request"].fields
+    if field.message_type is not None
 }
 """The RPC that each member of `DriveRequest.request` stands for."""
 

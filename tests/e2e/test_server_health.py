@@ -4,6 +4,7 @@ import queue
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import grpc
 import pytest
@@ -135,7 +136,9 @@ def test_an_engine_that_died_is_not_serving(start, probe_clients):
     call.cancel()
 
 
-def test_an_engine_that_is_stuck_is_not_serving_and_recovers_with_it(start):
+@contextmanager
+def stuck(start):
+    """A server whose engine is stuck inside, and a client of it; the engine goes on afterwards."""
     ahead = [0.0]
     server = start(clock=lambda: time.monotonic() + ahead[0], lease_s=1000.0)
     client = server.client()
@@ -147,24 +150,19 @@ def test_an_engine_that_is_stuck_is_not_serving_and_recovers_with_it(start):
         assert client.check() == "SERVING"
         ahead[0] = 60.0
         wait_until(lambda: client.check() == "NOT_SERVING")
-        assert not server.service.has_failed
+        yield server, client
     call.result()
+
+
+def test_an_engine_that_is_stuck_is_not_serving_and_recovers_with_it(start):
+    with stuck(start) as (server, client):
+        assert not server.service.has_failed
     wait_until(lambda: client.check() == "SERVING")
 
 
 def test_an_engine_that_comes_back_while_draining_stays_not_serving(start):
-    ahead = [0.0]
-    server = start(clock=lambda: time.monotonic() + ahead[0], lease_s=1000.0)
-    client = server.client()
-    sequence = client.open().sequence(Story(1))
-    with server.runner.held():
-        num_batches = len(server.runner.batches)
-        call = sequence.session.begin("Propose", pb.ProposeRequest(entries=[sequence.propose_entry(0, 2)]))
-        server.runner.wait_for_batch(num_batches)
-        ahead[0] = 60.0
-        wait_until(lambda: client.check() == "NOT_SERVING")
+    with stuck(start) as (server, client):
         server.service.refuse_sessions()
-    call.result()
     live = health_pb2.HealthCheckRequest(service="specdraft.live")
     wait_until(lambda: client.health.Check(live, timeout=1).status == SERVING)
     assert client.check() == "NOT_SERVING"

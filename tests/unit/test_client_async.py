@@ -32,6 +32,7 @@ from specdraft.drive import DriveUnsupported
 from specdraft.errors import InternalError, ResourceExhaustedError, make_error
 from specdraft.exchanges import Exchange
 from specdraft.v1 import drafter_pb2
+from tasks import in_client
 
 
 def rows(count, width=8):
@@ -48,14 +49,6 @@ def options(request):
 def service(tmp_path):
     with FakeService(tmp_path) as service:
         yield service
-
-
-def in_client(service, scenario, **options):
-    async def main():
-        async with AsyncClient(service.target, **options) as client:
-            return await scenario(client)
-
-    return asyncio.run(main())
 
 
 ONLY_FOR_THREADS = {"claim_slot", "open_lane", "register_region"}  # they go with a CUDA stream of the caller's thread

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from fake_service import FakeService
-from specdraft import AsyncClient, DeadlineError, NotFoundError, Reason, UnavailableError
+from specdraft import DeadlineError, NotFoundError, Reason, UnavailableError
 from specdraft.errors import make_error
+from tasks import in_client
 
 
 def rows(count, width=8):
@@ -19,14 +20,6 @@ def rows(count, width=8):
 def service(tmp_path):
     with FakeService(tmp_path) as service:
         yield service
-
-
-def in_client(service, scenario, **options):
-    async def main():
-        async with AsyncClient(service.target, **options) as client:
-            return await scenario(client)
-
-    return asyncio.run(main())
 
 
 @pytest.mark.parametrize("is_left", [False, True], ids=["closed", "left"])
