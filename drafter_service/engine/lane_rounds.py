@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -32,7 +33,7 @@ from drafter_service.engine.slot_round import (
 from drafter_service.heads import MtpHead
 from drafter_service.memory.device_loss import DeviceLoss
 from drafter_service.memory.device_view import on_device
-from drafter_service.memory.lanes import Lane, LaneObserver, LaneWork, Watchdog
+from drafter_service.memory.lanes import Lane, LaneObserver, LaneWork, Watchdog, released
 from drafter_service.memory.layout import NONCE_BYTES
 from drafter_service.state.pool import KvPool
 from specdraft.errors import Reason, SpecdraftError, make_error
@@ -40,6 +41,9 @@ from specdraft.errors import Reason, SpecdraftError, make_error
 _log = logging.getLogger(__name__)
 
 Results = list[SpecdraftError | None]
+
+Key = tuple[bytes, bytes]
+"""Session and sequence."""
 
 ENDING_S = 2.0
 """How long the engine's last step may take before it is left alone."""
@@ -55,6 +59,38 @@ def _invert(values: Tensor) -> None:
 
 def _nothing() -> None:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    """What is on its way to the engine.
+
+    Attributes:
+        call: for it to do.
+        round_keys: of the round that the call plans: whose other calls wait from then on. Nothing of other calls.
+    """
+
+    call: Call
+    round_keys: tuple[Key, ...] = ()
+
+    @property
+    def is_round(self) -> bool:
+        return bool(self.round_keys)
+
+
+def _round_of(writes: Sequence[LaneWrite], plan: Callable[[], None]) -> _Handed:
+    """A call that plans a round, once the engine has done what it was asked before about each of its sequences."""
+    keys = tuple((write.session_id, write.sequence_id) for write in writes)
+    num_left = len(keys)
+
+    def reach() -> None:
+        nonlocal num_left
+        num_left -= 1
+        if num_left == 0:
+            plan()
+
+    tasks = [Task(*key, reach) for key in keys] or [Task(b"", b"", plan)]
+    return _Handed(Call(tasks, 0.0, math.inf, lambda _: None), keys)
 
 
 class LaneDesk:
@@ -91,8 +127,8 @@ class LaneDesk:
         self._max_batch = max_batch
         self._max_pages = max_pages
         self._lock = threading.Lock()
-        self._pending: Counter[tuple[bytes, bytes]] = Counter()
-        self._parked: list[Call] = []
+        self._pending: Counter[Key] = Counter()
+        self._parked: list[_Handed] = []
         self._planned: Counter[tuple[bytes, bytes]] = Counter()
         self._contexts: dict[Lane, LaneContext] = {}
         self.watchdog = Watchdog(self._on_news, observer)
@@ -168,9 +204,8 @@ class LaneDesk:
         except SpecdraftError:
             self._later(partial(self._pump, context))  # a ticket that skipped one gets its `done` all the same
             raise
-        with self._lock:
-            self._pending.update((write.session_id, write.sequence_id) for write in writes)
-        self._later(partial(self._plan, context, ticket, writes, on_done))
+        plan = partial(self._guarded, partial(self._plan, context, ticket, writes, on_done))
+        self._hand_over(_round_of(writes, plan), self._engine.submit)
 
     def begin_proof(self, context: LaneContext, ticket: int, ready_timeout_s: float) -> None:
         """Takes a round that inverts the arena's nonce on the device and does no more. Raises if it is refused."""
@@ -188,27 +223,33 @@ class LaneDesk:
 
     def accept(self, call: Call) -> None:
         """`Engine.accept`, as soon as no round of the call's sequences is under way."""
-        self._hand_over(call, self._engine.accept)
+        self._hand_over(_Handed(call), self._engine.accept)
 
     def submit(self, call: Call) -> None:
         """`Engine.submit`, as soon as no round of the call's sequences is under way."""
-        self._hand_over(call, self._engine.submit)
+        self._hand_over(_Handed(call), self._engine.submit)
 
-    def _hand_over(self, call: Call, take: Callable[[Call], None]) -> None:
+    def _hand_over(self, handed: _Handed, take: Callable[[Call], None]) -> None:
         with self._lock:
-            if self._must_wait(call, self._parked):
-                self._parked.append(call)
+            if self._must_wait(handed, self._parked):
+                self._parked.append(handed)
             else:
-                take(call)
+                self._let_in(handed, take)
 
-    def _must_wait(self, call: Call, parked: Sequence[Call]) -> bool:
-        """Whether rounds of its sequences are under way, or calls about them wait that came before it."""
-        if not self._pending and not parked:
-            return False
-        if any(self._blocks(operation) for operation in call.operations):
+    def _let_in(self, handed: _Handed, take: Callable[[Call], None]) -> None:
+        self._pending.update(handed.round_keys)
+        take(handed.call)
+
+    def _must_wait(self, handed: _Handed, parked: Sequence[_Handed]) -> bool:
+        """Whether rounds of a call's sequences are under way, or somebody waits who came before and is about them.
+
+        A round follows the rounds before it at once: the device keeps them in order.
+        """
+        operations = handed.call.operations
+        if not handed.is_round and self._pending and any(self._blocks(operation) for operation in operations):
             return True
-        earlier = {(one.session_id, one.sequence_id) for before in parked for one in before.operations}
-        return any((one.session_id, one.sequence_id) in earlier for one in call.operations)
+        earlier = {(one.session_id, one.sequence_id) for before in parked for one in before.call.operations}
+        return bool(earlier) and any((one.session_id, one.sequence_id) in earlier for one in operations)
 
     def close(self) -> None:
         """Releases what is left; the engine has ended."""
@@ -251,6 +292,10 @@ class LaneDesk:
         self, context: LaneContext, ticket: int, writes: Sequence[LaneWrite], on_done: Callable[[Results], None]
     ) -> None:
         self._catch_up(context)
+        if self._is_released(context):  # while it waited for others; nothing of the lane may be used any more
+            on_done([released()] * len(writes))
+            self._entered(writes)
+            return
         results: Results = [None] * len(writes)
         planned: dict[int, PlannedSlot] = {}
         for index, write in enumerate(writes):
@@ -270,8 +315,12 @@ class LaneDesk:
         on_done(results)
         self._entered(over)
         self._pump(context)
-        if context.lane.state.is_released:
+        if self._is_released(context):
             self._news(context, (ticket,))
+
+    @staticmethod
+    def _is_released(context: LaneContext) -> bool:
+        return context.lane.state.is_released  # anew each time: other threads release lanes
 
     def _plan_entry(self, context: LaneContext, write: LaneWrite) -> PlannedSlot | Outcome:
         key, is_here = (write.session_id, write.sequence_id), write.sequence_id in context.indices
@@ -448,8 +497,8 @@ class LaneDesk:
             self._pending.subtract((write.session_id, write.sequence_id) for write in writes)
             self._pending = +self._pending
             waiting, self._parked = self._parked, []
-            for call in waiting:
-                if self._must_wait(call, self._parked):
-                    self._parked.append(call)
+            for handed in waiting:
+                if self._must_wait(handed, self._parked):
+                    self._parked.append(handed)
                 else:
-                    self._engine.submit(call)
+                    self._let_in(handed, self._engine.submit)

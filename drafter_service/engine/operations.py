@@ -253,7 +253,10 @@ class LaneWrite(NumberedOperation):
 
 @value
 class Task(Operation):
-    """Something of the service's own to be done in the engine's thread; session_id and sequence_id are empty."""
+    """Something of the service's own to be done in the engine's thread, behind what was asked about a sequence before.
+
+    Without one to follow, session_id and sequence_id are empty.
+    """
 
     action: Callable[[], None]
 
