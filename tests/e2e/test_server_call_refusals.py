@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from serving import wait_until
-from specdraft.v1 import admin_pb2, admin_pb2_grpc, session_pb2
+from specdraft.v1 import admin_pb2, admin_pb2_grpc, session_pb2, tensor_pb2
 from specdraft.v1 import drafter_pb2 as pb
 from wire import TIMEOUT_S, TOKEN_KEY, Client, Story, refusal, refused_entry
 
@@ -357,6 +357,31 @@ def test_a_deadline_that_passes_ends_the_call_and_frees_its_thread(start):
         assert sequence.session.keep_alive().lease_ms
     assert sequence.state().last_op == 1
     assert len(sequence.propose(0, 2, op=1).drafts) == 3
+
+
+@pytest.mark.parametrize("timeout_s", [30.0, 0.3], ids=["cancelled", "late"])
+def test_what_is_done_after_its_caller_has_gone_is_neither_counted_nor_written_as_an_answer(start, timeout_s):
+    server = start()
+    session = server.client().open(memory_kind=tensor_pb2.MEMORY_KIND_HOST, slot_count=1)
+    sequence = session.sequence(Story(1))
+    with session.arena() as arena:
+        with server.runner.held():
+            num_batches = len(server.runner.batches)
+            request = pb.ProposeRequest(entries=[sequence.propose_entry(0, 2, output_slot=0)])
+            call = session.begin("Propose", request, timeout=timeout_s)
+            server.runner.wait_for_batch(num_batches)
+            if timeout_s > 1:
+                call.cancel()
+            assert call.code() in {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED}
+            session.keep_alive()  # behind it on the same connection: the service has heard of it by now
+        codes = ("OK", "CANCELLED", "DEADLINE_EXCEEDED")
+        by_code = wait_until(
+            lambda: [code for code in codes if server.metric("rpc_duration_seconds_count", method="Propose", code=code)]
+        )
+        assert by_code != ["OK"]
+        assert arena.outputs(0)["op"] == 0
+        assert sequence.propose(0, 2, op=1, output_slot=0).state.last_op == 1
+        assert arena.outputs(0)["op"] == 1
 
 
 def test_the_stream_says_when_the_time_of_a_request_is_over_and_a_retry_learns_what_became_of_it(start):
