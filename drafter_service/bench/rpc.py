@@ -83,6 +83,8 @@ def _cases(models: Path) -> Iterator[Mapping[str, Case]]:
     config = ServiceConfig(
         checkpoint=head,
         target_checkpoint=target,
+        metrics_port=None,  # another service may have the usual ones
+        health_port=None,
         device="cpu",  # where the forward beside it runs
         kv_bytes=64 * MIB,
         torch_threads=1,

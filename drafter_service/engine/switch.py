@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
@@ -28,6 +29,7 @@ class RunnerSwitch:
     def __init__(self, runners: Mapping[RunnerKind, Runner], kind: RunnerKind, loss: DeviceLoss) -> None:
         self._runners = runners
         self._loss = loss
+        self._choosing = threading.Lock()
         self.kind = kind
         self._runner = runners[kind]
 
@@ -38,8 +40,9 @@ class RunnerSwitch:
 
     def use(self, kind: RunnerKind) -> RunnerKind:
         """Chooses the runner from the next batch on; returns the one before."""
-        before, self.kind = self.kind, kind
-        self._runner = self._runners[kind]
+        runner = self._runners[kind]
+        with self._choosing:  # of two operators one is the last, with both
+            before, self.kind, self._runner = self.kind, kind, runner
         return before
 
     def run(self, entries: Sequence[RunEntry]) -> list[RunResult]:

@@ -43,7 +43,7 @@ class Child:
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"PYTHONPATH": paths} | dict(environment or {}),
+                env=os.environ | dict(environment or {}) | {"PYTHONPATH": paths},
                 process_group=0,  # Ctrl-C is ours: we end it
             )
         except BaseException:

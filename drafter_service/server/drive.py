@@ -307,6 +307,8 @@ class Drive:
         if self._is_closed or self._asked.get(asked.correlation_id) is not asked:
             return  # it was told that its time is over, and its id may have been used again
         del self._asked[asked.correlation_id]
+        if self._is_gone.is_set():
+            return  # the client may have given the slot for the outputs to another request by now
         if isinstance(answer, SpecdraftError):
             self._send(self._refused(asked, answer))
             return

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from drafter_service.config import WATCH_STDIN_FLAG, ServiceConfig, flags_for
-from drafter_service.server.child import Child
+from drafter_service.server.child import Child, ProcessError
 
 LOOPBACK = "127.0.0.1"
 
@@ -52,13 +52,10 @@ class ServiceProcess:
         flags = ("serve", WATCH_STDIN_FLAG, *flags_for(self._config))
         try:
             self._child = Child("drafter_service.cli", flags)
-            line = self._child.first_line("the service")
+            return _reached(self._child)
         except BaseException:
             self.close()
             raise
-        places = dict(part.split("=", 1) for part in line.split()[1:])
-        metrics = f"http://{LOOPBACK}:{places['metrics']}/metrics"
-        return Reached(f"unix://{places['socket']}", metrics, self._child.process.pid)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -71,3 +68,12 @@ class ServiceProcess:
             self._child.close()
             self._child = None
         self._directory.cleanup()
+
+
+def _reached(child: Child) -> Reached:
+    """Where the service says that it is. Raises ProcessError."""
+    line = child.first_line("the service")
+    if not line.startswith("serving "):
+        raise ProcessError(f"the service did not come up: it said {line.strip()!r}")
+    places = dict(part.split("=", 1) for part in line.split()[1:])
+    return Reached(f"unix://{places['socket']}", f"http://{LOOPBACK}:{places['metrics']}/metrics", child.process.pid)

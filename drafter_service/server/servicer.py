@@ -402,10 +402,15 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         try:
             answer = answers.get(timeout=max(deadline - self._clock(), 0))
         except queue.Empty:
-            raise make_error(Reason.TIMEOUT, "the deadline passed before the answer was ready") from None
-        if answer is None:
-            raise Ended
+            raise _late() from None
+        # Also what was ready after its caller had gone, or after his deadline, has been told to nobody.
+        if answer is None or not context.is_active():
+            raise _late() if self._clock() >= deadline else Ended
         return answer
+
+
+def _late() -> SpecdraftError:
+    return make_error(Reason.TIMEOUT, "the deadline passed before the answer was ready")
 
 
 def _follow(session: Session) -> None:

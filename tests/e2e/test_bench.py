@@ -1,6 +1,8 @@
 """Every benchmark runs, at sizes too small to mean anything, and gives its result in the form that is committed."""
 
 import json
+import socket
+from contextlib import ExitStack, suppress
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -12,7 +14,7 @@ from drafter_service.bench.tax_measure import TaxRun
 from drafter_service.bench.tax_steps import NUM_VARIANTS
 from drafter_service.bench.tiny_head import write_tiny_head
 from drafter_service.cli import main
-from drafter_service.config import LEVERS
+from drafter_service.config import LEVERS, ServiceConfig
 from drafter_service.heads import plan_head
 from drafter_service.telemetry import Metrics
 from repository import ROOT
@@ -27,6 +29,19 @@ def run(capsys, *arguments):
     return capsys.readouterr().out
 
 
+@pytest.fixture
+def usual_ports_taken():
+    """As beside a service that runs with the default settings."""
+    with ExitStack() as stack:
+        for port in (ServiceConfig().metrics_port, ServiceConfig().health_port):
+            listener = stack.enter_context(socket.socket())
+            with suppress(OSError):  # somebody has it: as good
+                listener.bind(("0.0.0.0", port))
+                listener.listen()
+        yield
+
+
+@pytest.mark.usefixtures("usual_ports_taken")
 def test_rpc_measures_service_echo_and_forward_in_one_run(capsys):
     report = json.loads(run(capsys, "rpc", "--rounds", "1", "--calls", "4", "--json"))
     assert set(report) == FORM
