@@ -2,8 +2,12 @@
 
 import ctypes
 import struct
+import threading
+from contextlib import contextmanager
 
+from specdraft import Sequence
 from specdraft.lanes import EarlyItem
+from specdraft.ledger import Ledger
 from specdraft.v1 import tensor_pb2
 from wire import Story
 
@@ -61,3 +65,28 @@ def expected(clients, writes):
     raw = clients.server.client().open(memory_kind=tensor_pb2.MEMORY_KIND_INLINE)
     sequence = raw.sequence(STORY)
     return [tuple(sequence.propose(first_key, count, K).drafts) for first_key, count in writes]
+
+
+@contextmanager
+def busy(clients):
+    """The engine is at work on somebody else's call, and takes up nothing else meanwhile."""
+    server = clients.server
+    with clients.client() as neighbour, neighbour.open_sequence() as sequence:
+        before = len(server.runner.batches)
+        call = threading.Thread(target=sequence.propose, args=(0, STORY.tokens[:1], STORY.rows[:1], 1))
+        with server.runner.held():
+            call.start()
+            server.runner.wait_for_batch(before)
+            yield
+        call.join()
+
+
+def desk(clients):
+    return clients.server.service.assembly._lanes.desk
+
+
+def twin_of(sequence, last_op):
+    """The sequence again, as used by somebody who does not take turns."""
+    twin = Sequence(sequence.session, Ledger(sequence.sequence_id, sequence.known_state))
+    twin.ledger.last_op = last_op
+    return twin

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,8 +17,9 @@ from drafter_service.engine.engine import Engine
 from drafter_service.engine.forwards import new_graph_memory
 from drafter_service.engine.graph_runner import bucket, table_pages
 from drafter_service.engine.lane_context import LaneContext, LaneRecord
+from drafter_service.engine.lane_order import LaneOrder
 from drafter_service.engine.lane_plan import PlannedSlot, enter_slot, plan_slot, read_mirror
-from drafter_service.engine.operations import Call, CloseSession, LaneWrite, Operation, Outcome, Task
+from drafter_service.engine.operations import Call, LaneWrite, Outcome, Task
 from drafter_service.engine.round_core import RoundShape
 from drafter_service.engine.slot_round import (
     NUM_MIRROR_WORDS,
@@ -42,9 +41,6 @@ _log = logging.getLogger(__name__)
 
 Results = list[SpecdraftError | None]
 
-Key = tuple[bytes, bytes]
-"""Session and sequence."""
-
 ENDING_S = 2.0
 """How long the engine's last step may take before it is left alone."""
 
@@ -59,38 +55,6 @@ def _invert(values: Tensor) -> None:
 
 def _nothing() -> None:
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Handed:
-    """What is on its way to the engine.
-
-    Attributes:
-        call: for it to do.
-        round_keys: of the round that the call plans: whose other calls wait from then on. Nothing of other calls.
-    """
-
-    call: Call
-    round_keys: tuple[Key, ...] = ()
-
-    @property
-    def is_round(self) -> bool:
-        return bool(self.round_keys)
-
-
-def _round_of(writes: Sequence[LaneWrite], plan: Callable[[], None]) -> _Handed:
-    """A call that plans a round, once the engine has done what it was asked before about each of its sequences."""
-    keys = tuple((write.session_id, write.sequence_id) for write in writes)
-    num_left = len(keys)
-
-    def reach() -> None:
-        nonlocal num_left
-        num_left -= 1
-        if num_left == 0:
-            plan()
-
-    tasks = [Task(*key, reach) for key in keys] or [Task(b"", b"", plan)]
-    return _Handed(Call(tasks, 0.0, math.inf, lambda _: None), keys)
 
 
 class LaneDesk:
@@ -126,9 +90,7 @@ class LaneDesk:
         loss.when_lost(self._release_all)
         self._max_batch = max_batch
         self._max_pages = max_pages
-        self._lock = threading.Lock()
-        self._pending: Counter[Key] = Counter()
-        self._parked: list[_Handed] = []
+        self._order = LaneOrder(engine.submit)
         self._planned: Counter[tuple[bytes, bytes]] = Counter()
         self._contexts: dict[Lane, LaneContext] = {}
         self.watchdog = Watchdog(self._on_news, observer)
@@ -205,7 +167,7 @@ class LaneDesk:
             self._later(partial(self._pump, context))  # a ticket that skipped one gets its `done` all the same
             raise
         plan = partial(self._guarded, partial(self._plan, context, ticket, writes, on_done))
-        self._hand_over(_round_of(writes, plan), self._engine.submit)
+        self._order.plan(writes, plan)
 
     def begin_proof(self, context: LaneContext, ticket: int, ready_timeout_s: float) -> None:
         """Takes a round that inverts the arena's nonce on the device and does no more. Raises if it is refused."""
@@ -223,33 +185,11 @@ class LaneDesk:
 
     def accept(self, call: Call) -> None:
         """`Engine.accept`, as soon as no round of the call's sequences is under way."""
-        self._hand_over(_Handed(call), self._engine.accept)
+        self._order.hand_over(call, self._engine.accept)
 
     def submit(self, call: Call) -> None:
         """`Engine.submit`, as soon as no round of the call's sequences is under way."""
-        self._hand_over(_Handed(call), self._engine.submit)
-
-    def _hand_over(self, handed: _Handed, take: Callable[[Call], None]) -> None:
-        with self._lock:
-            if self._must_wait(handed, self._parked):
-                self._parked.append(handed)
-            else:
-                self._let_in(handed, take)
-
-    def _let_in(self, handed: _Handed, take: Callable[[Call], None]) -> None:
-        self._pending.update(handed.round_keys)
-        take(handed.call)
-
-    def _must_wait(self, handed: _Handed, parked: Sequence[_Handed]) -> bool:
-        """Whether rounds of a call's sequences are under way, or somebody waits who came before and is about them.
-
-        A round follows the rounds before it at once: the device keeps them in order.
-        """
-        operations = handed.call.operations
-        if not handed.is_round and self._pending and any(self._blocks(operation) for operation in operations):
-            return True
-        earlier = {(one.session_id, one.sequence_id) for before in parked for one in before.call.operations}
-        return bool(earlier) and any((one.session_id, one.sequence_id) in earlier for one in operations)
+        self._order.hand_over(call, self._engine.submit)
 
     def close(self) -> None:
         """Releases what is left; the engine has ended."""
@@ -263,11 +203,6 @@ class LaneDesk:
     def _release_all(self) -> None:
         for lane in list(self._contexts):
             self.watchdog.release(lane)
-
-    def _blocks(self, operation: Operation) -> bool:
-        if isinstance(operation, CloseSession):
-            return any(session == operation.session_id for session, _ in self._pending)
-        return (operation.session_id, operation.sequence_id) in self._pending
 
     def _on_news(self, lane: Lane, dropped: tuple[int, ...]) -> None:
         context = self._contexts.get(lane)
@@ -294,7 +229,7 @@ class LaneDesk:
         self._catch_up(context)
         if self._is_released(context):  # while it waited for others; nothing of the lane may be used any more
             on_done([released()] * len(writes))
-            self._entered(writes)
+            self._order.rounds_over(writes)
             return
         results: Results = [None] * len(writes)
         planned: dict[int, PlannedSlot] = {}
@@ -313,7 +248,7 @@ class LaneDesk:
         if not planned:
             context.lane.refuse(ticket)
         on_done(results)
-        self._entered(over)
+        self._order.rounds_over(over)
         self._pump(context)
         if self._is_released(context):
             self._news(context, (ticket,))
@@ -479,7 +414,7 @@ class LaneDesk:
     def _let_go(self, context: LaneContext, record: LaneRecord) -> None:
         record.launched.give_host(record.host)
         self._end_rounds(context, record.planned)
-        self._entered([planned.operation for planned in record.planned])
+        self._order.rounds_over([planned.operation for planned in record.planned])
 
     def _end_rounds(self, context: LaneContext, planned: Sequence[PlannedSlot]) -> None:
         for one in planned:
@@ -490,15 +425,3 @@ class LaneDesk:
                 del self._planned[key]
                 self._engine.ledger.settle(one.sequence)
                 context.free_indices.append(context.indices.pop(one.operation.sequence_id))
-
-    def _entered(self, writes: Sequence[LaneWrite]) -> None:
-        """The rounds of these are over: whoever waited for them goes on, in the order in which they came."""
-        with self._lock:
-            self._pending.subtract((write.session_id, write.sequence_id) for write in writes)
-            self._pending = +self._pending
-            waiting, self._parked = self._parked, []
-            for handed in waiting:
-                if self._must_wait(handed, self._parked):
-                    self._parked.append(handed)
-                else:
-                    self._let_in(handed, self._engine.submit)
