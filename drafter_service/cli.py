@@ -119,9 +119,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(WATCH_STDIN_FLAG, dest="watches_stdin", action="store_true", help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve)
     inspect = commands.add_parser("inspect", help="say what a checkpoint holds, or what is wrong with it")
-    inspect.add_argument("checkpoint", type=Path)
-    inspect.add_argument("--target-checkpoint", type=Path)
-    inspect.add_argument("--json", action="store_true")
+    inspect.add_argument("checkpoint", type=Path, help="directory of the head's checkpoint")
+    inspect.add_argument(
+        "--target-checkpoint",
+        type=Path,
+        help="directory of the target's checkpoint, for the embedding and LM head that the head does not bring",
+    )
+    inspect.add_argument("--json", action="store_true", help="print JSON; needs the embedding and LM head too")
     inspect.set_defaults(run=_inspect)
     health = commands.add_parser("health", help="exit 0 if the service is SERVING: an exec probe")
     health.add_argument(
@@ -131,7 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     health.add_argument("--service", default="", help="health service: empty = ready, specdraft.live = alive")
     health.add_argument("--timeout-s", type=seconds, default=2.0, help="most time for an answer (default %(default)s)")
-    health.add_argument("--wait-s", type=seconds, default=0.0, help="ask until it is SERVING, for so long at most")
+    health.add_argument(
+        "--wait-s", type=seconds, default=0.0, help="ask until it is SERVING, for so long at most (default: once)"
+    )
     health.set_defaults(run=_health)
     _add_demo(commands)
     _add_bench(commands)
@@ -140,7 +146,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_demo(commands: _Commands) -> None:
     demo = commands.add_parser("demo", help="generate held-out code with and without drafts, side by side")
-    demo.add_argument("--color", choices=COLOR_CHOICES, default="auto")
+    demo.add_argument(
+        "--color", choices=COLOR_CHOICES, default="auto", help="auto = on a terminal, unless NO_COLOR is set"
+    )
     demo.add_argument("--head", type=Path, help="another checkpoint of the head (default: the trained one)")
     demo.add_argument(
         "--num-drafts", type=count(1, DRAFTS_MAX), default=3, help="drafts of a round (default %(default)s)"
