@@ -91,7 +91,9 @@ def test_thousands_of_layer_ids_come_back_shortened(scene):
     assert len(said.details["theirs"]) == 512
 
 
-@pytest.mark.parametrize(("boot_id", "kind"), [(BOOT_ID, HOST), (f"{BOOT_ID}\n", HOST), ("elsewhere", INLINE), ("", INLINE)])
+@pytest.mark.parametrize(
+    ("boot_id", "kind"), [(BOOT_ID, HOST), (f"{BOOT_ID}\n", HOST), ("elsewhere", INLINE), ("", INLINE)]
+)
 def test_a_client_that_asks_for_no_kind_gets_what_works_and_is_told(shared_server, boot_id, kind):
     session = shared_server.client().open(memory_kind=0, boot_id=boot_id)
     assert session.answer.memory_kind == kind
