@@ -416,7 +416,8 @@ def _follow(session: Session) -> None:
 
 def _named(session: Session) -> str:
     """As `specdraftctl sessions` shows it. The name is a caller's: quoted, so that it stays in its line."""
-    return f"{session.session_id.hex()[:12]} {session.agreement.client_name!r}"
+    client_name = session.agreement.client_name
+    return session.session_id.hex()[:12] + (f" {client_name!r}" if client_name else "")
 
 
 def _token(context: grpc.ServicerContext) -> bytes:

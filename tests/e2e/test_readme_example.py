@@ -1,4 +1,4 @@
-"""The examples of the README and of the Python client's run as they stand, but for the path of the socket."""
+"""The examples of the pages run as they stand, but for the path of the socket."""
 
 import re
 import subprocess
@@ -12,6 +12,7 @@ from drafter_service.config import ServiceConfig
 from drafter_service.demo.target import HEAD, TARGET
 from drafter_service.server.process import ServiceProcess
 from repository import ROOT
+from specdraft import Client
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 (SOCKET,) = set(re.findall(r"unix:///\S+?\.sock", README))
@@ -91,6 +92,19 @@ def test_the_python_clients_loop_drafts_again_after_a_round_that_failed():
         ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": path}, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == ["3", "3", "0", "3", "3", "3"]
+
+
+def test_draining_as_the_upgrade_page_does_it_counts_the_open_sessions():
+    page = (ROOT / "helm/drafter-service/docs/upgrades.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^kubectl exec .*<<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)
+    config = ServiceConfig(checkpoint=HEAD, target_checkpoint=TARGET, torch_threads=1, log_level="warning")
+    said = []
+    with ServiceProcess(config) as reached:
+        command = [sys.executable, "-c", code.replace("unix:///run/specdraft/specdraft.sock", reached.target)]
+        with Client(reached.target):
+            said.append(subprocess.check_output(command, text=True, timeout=60, env={"PYTHONPATH": ":".join(sys.path)}))
+        said.append(subprocess.check_output(command, text=True, timeout=60, env={"PYTHONPATH": ":".join(sys.path)}))
+    assert said == ["sessions still open: 1\n", "sessions still open: 0\n"]
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))

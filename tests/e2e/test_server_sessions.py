@@ -322,12 +322,14 @@ def test_the_log_says_whose_session_opened_and_ended_in_one_line_each(server, ca
     caplog.set_level(logging.INFO)
     session = server.client().open(client_name="a target\nwith two lines")
     session.close()
+    server.client().open().close()
     name = session.answer.session_id.hex()[:12]
     lines = [record.getMessage() for record in caplog.records if name in record.getMessage()]
     assert [line.split(";")[0] for line in lines] == [
         f"session {name} 'a target\\nwith two lines' opened",
         f"session {name} 'a target\\nwith two lines' ended: closed",
     ]
+    assert "''" not in caplog.text
 
 
 @pytest.mark.parametrize(("token", "words"), [(None, "without a session token"), (bytes(16), "belongs to this token")])
