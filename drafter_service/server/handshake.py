@@ -85,7 +85,8 @@ class Handshake:
         kinds = {tensor_pb2.MEMORY_KIND_HOST: has_host, tensor_pb2.MEMORY_KIND_CUDA: has_cuda}
         if not kinds.get(asked):
             name = _name(tensor_pb2.MemoryKind, asked)
-            raise make_error(Reason.TRANSPORT_UNAVAILABLE, f"{name} is not available here", kind=name)
+            why = "" if is_local else ": over TCP rows travel inside the messages"
+            raise make_error(Reason.TRANSPORT_UNAVAILABLE, f"{name} is not available here{why}", kind=name)
         if not same_host:
             why = "the boot id is another host's" if request.boot_id else "no boot_id was sent"
             raise make_error(Reason.OTHER_HOST, f"shared memory needs client and service on one host: {why}")

@@ -136,6 +136,7 @@ def test_over_tcp_there_is_inline_memory_only(start):
         said = refusal(client.stub.OpenSession, open_request(memory_kind=HOST), timeout=TIMEOUT_S)
         assert said.kind == ("FAILED_PRECONDITION", "TRANSPORT_UNAVAILABLE")
         assert said.details == {"kind": "MEMORY_KIND_HOST"}
+        assert "over TCP" in said.text
         client.open().sequence(Story(1)).propose(0, 2)
 
 
