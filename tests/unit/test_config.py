@@ -69,6 +69,7 @@ def test_every_setting_stands_in_one_group_and_what_has_no_default_is_unset():
     text = " ".join(parser.format_help().split())
     assert "default None" not in text
     assert "(default ;" not in text
+    assert "(default 256MiB; $SPECDRAFT_ARENA_BYTES)" in text
     assert "(unset; $SPECDRAFT_LISTEN)" in text
     assert "(required; $SPECDRAFT_CHECKPOINT)" in text
 
