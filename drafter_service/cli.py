@@ -38,6 +38,7 @@ ALL_INTERFACES = ("", "0.0.0.0", "::", "[::]")  # noqa: S104  # compared with, n
 DRAFTS_MAX = ServiceConfig().max_drafts
 POSITIONS = 500
 LEVER_POSITIONS = 6000
+OF_THE_DEMO = ("tokenizers", "transformers")
 ASK_AGAIN_S = 0.2
 LOOK_S = 1.0
 """How often `serve` looks whether the engine lives."""
@@ -57,6 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What is left in the buffer goes nowhere, or the interpreter would complain about it at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_SIGNAL + signal.SIGPIPE
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in OF_THE_DEMO:
+            raise
+        return _failed(f"{error.name} is not installed: demo and benchmarks need the extra demo", EXIT_USAGE)
     except Exception as error:
         if not _is_of_the_service(error):
             raise

@@ -276,7 +276,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def _default_of(item: Field[Any]) -> str:
     if item.name == "checkpoint":
         return "required"
-    if item.metadata["parse"] is parse_bytes and item.default:
+    if item.metadata["parse"] is parse_bytes and isinstance(item.default, int) and item.default:
         return f"default {item.default // MIB}MiB"
     return "unset" if item.default in {None, ""} else f"default {item.default}"
 
