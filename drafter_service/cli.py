@@ -38,6 +38,7 @@ ALL_INTERFACES = ("", "0.0.0.0", "::", "[::]")  # noqa: S104  # compared with, n
 DRAFTS_MAX = ServiceConfig().max_drafts
 POSITIONS = 500
 LEVER_POSITIONS = 6000
+OF_THE_DEMO = ("tokenizers", "transformers")
 ASK_AGAIN_S = 0.2
 LOOK_S = 1.0
 """How often `serve` looks whether the engine lives."""
@@ -57,6 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What is left in the buffer goes nowhere, or the interpreter would complain about it at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_SIGNAL + signal.SIGPIPE
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in OF_THE_DEMO:
+            raise
+        return _failed(f"{error.name} is not installed: demo and benchmarks need the extra demo", EXIT_USAGE)
     except Exception as error:
         if not _is_of_the_service(error):
             raise
@@ -119,9 +124,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(WATCH_STDIN_FLAG, dest="watches_stdin", action="store_true", help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve)
     inspect = commands.add_parser("inspect", help="say what a checkpoint holds, or what is wrong with it")
-    inspect.add_argument("checkpoint", type=Path)
-    inspect.add_argument("--target-checkpoint", type=Path)
-    inspect.add_argument("--json", action="store_true")
+    inspect.add_argument("checkpoint", type=Path, help="directory of the head's checkpoint")
+    inspect.add_argument(
+        "--target-checkpoint",
+        type=Path,
+        help="directory of the target's checkpoint, for the embedding and LM head that the head does not bring",
+    )
+    inspect.add_argument("--json", action="store_true", help="print JSON; needs the embedding and LM head too")
     inspect.set_defaults(run=_inspect)
     health = commands.add_parser("health", help="exit 0 if the service is SERVING: an exec probe")
     health.add_argument(
@@ -131,7 +140,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     health.add_argument("--service", default="", help="health service: empty = ready, specdraft.live = alive")
     health.add_argument("--timeout-s", type=seconds, default=2.0, help="most time for an answer (default %(default)s)")
-    health.add_argument("--wait-s", type=seconds, default=0.0, help="ask until it is SERVING, for so long at most")
+    health.add_argument(
+        "--wait-s", type=seconds, default=0.0, help="ask until it is SERVING, for so long at most (default: once)"
+    )
     health.set_defaults(run=_health)
     _add_demo(commands)
     _add_bench(commands)
@@ -140,7 +151,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_demo(commands: _Commands) -> None:
     demo = commands.add_parser("demo", help="generate held-out code with and without drafts, side by side")
-    demo.add_argument("--color", choices=COLOR_CHOICES, default="auto")
+    demo.add_argument(
+        "--color", choices=COLOR_CHOICES, default="auto", help="auto = on a terminal, unless NO_COLOR is set"
+    )
     demo.add_argument("--head", type=Path, help="another checkpoint of the head (default: the trained one)")
     demo.add_argument(
         "--num-drafts", type=count(1, DRAFTS_MAX), default=3, help="drafts of a round (default %(default)s)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -49,6 +50,9 @@ GROUPS = (
 )
 """Settings as `serve --help` shows them: title, what the group is, and every setting once."""
 
+_EXPECTED = {int: "expected a whole number", float: "expected a number"}
+"""What Python's own parsers want; what they say themselves is for programmers."""
+
 _DRAFT_VOCAB = re.compile(r"all|first:[0-9]+|ids:.+", re.DOTALL)
 
 
@@ -64,18 +68,20 @@ def parse_port(text: str) -> int | None:
     """A TCP port: a number (0 = any free one), or "off" = None."""
     if text == "off":
         return None
+    if not text.isdecimal():
+        raise ValueError("expected the number of a port, or off")
     port = int(text)
-    if not 0 <= port <= PORT_MAX:
+    if port > PORT_MAX:
         raise ValueError(f"port {port} is not in 0..{PORT_MAX}")
     return port
 
 
 def parse_bytes(text: str) -> int:
     """A size: a number with an optional KiB, MiB or GiB."""
-    for suffix, factor in (("KiB", 1 << 10), ("MiB", MIB), ("GiB", 1 << 30)):
-        if text.endswith(suffix):
-            return int(float(text.removesuffix(suffix)) * factor)
     try:
+        for suffix, factor in (("KiB", 1 << 10), ("MiB", MIB), ("GiB", 1 << 30)):
+            if text.endswith(suffix):
+                return int(float(text.removesuffix(suffix)) * factor)
         return int(text)
     except ValueError as error:
         raise ValueError("write it in bytes, or with KiB, MiB or GiB, for example 4GiB") from error
@@ -153,7 +159,7 @@ class ServiceConfig:
     )
     max_drafts: int = _setting(8, "most drafts of one Propose entry (K_max)", int)
     max_batch: int = _setting(64, "most entries of one Propose or Catchup, and of one forward", int)
-    max_seq_len: int = _setting(0, "longest sequence in tokens; 0 = the head's own limit", int)
+    max_seq_len: int = _setting(0, "longest sequence in tokens; the head's own limit if that is less, or with 0", int)
     prefill_rows: int = _setting(1024, "most pairs of one Catchup entry", int)
     page_rows: int = _setting(16, "rows in a KV page", int)
     kv_bytes: int = _setting(0, "KV pool, for example 4GiB; required on a GPU, 0 = 256MiB on a CPU", parse_bytes)
@@ -205,8 +211,13 @@ class ServiceConfig:
             value = getattr(self, item.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
+            if math.isnan(value):
+                raise ConfigError(f"{flag_of(item)} {value} is no number")
             if value < 0 or (value == 0 and item.name not in may_be_zero):
-                raise ConfigError(f"{flag_of(item)} {value} is too small")
+                least = (
+                    "at least 0" if item.name in may_be_zero else "at least 1" if isinstance(value, int) else "above 0"
+                )
+                raise ConfigError(f"{flag_of(item)} {value} is too small; {least}")
             limit = TIME_MAX_S if isinstance(value, float) else COUNT_MAX
             limit = 1 if item.name == "carry_share" else limit
             if item.name not in {"kv_bytes", "arena_bytes", "gpu_arena_bytes"} and not value <= limit:
@@ -265,6 +276,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def _default_of(item: Field[Any]) -> str:
     if item.name == "checkpoint":
         return "required"
+    if item.metadata["parse"] is parse_bytes and isinstance(item.default, int) and item.default:
+        return f"default {item.default // MIB}MiB"
     return "unset" if item.default in {None, ""} else f"default {item.default}"
 
 
@@ -282,7 +295,8 @@ def read_config(flags: argparse.Namespace, environment: Mapping[str, str]) -> Se
         try:
             values[item.name] = _parsed(item, given)
         except (ValueError, OverflowError) as error:
-            raise ConfigError(f"{source} {given!r} cannot be used: {error}") from error
+            why = _EXPECTED.get(item.metadata["parse"], error)
+            raise ConfigError(f"{source} {given!r} cannot be used: {why}") from error
     config = ServiceConfig(**values)  # type: ignore[arg-type]  # each value went through its own parser
     config.check()
     return config

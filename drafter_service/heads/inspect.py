@@ -113,7 +113,7 @@ def _memory_rows(plan: HeadPlan) -> Iterable[tuple[str, str]]:
     stored = sum(part.num_bytes for tensor in plan.tensors for part in tensor.files)
     yield "weights as stored", f"{stored:,} bytes"
     for name, count in _memory(plan).items():
-        yield f"{name} loaded as {plan.config.dtype}", f"{count:,} bytes"
+        yield f"{name.replace('_', ' ')} loaded as {plan.config.dtype}", f"{count:,} bytes"
 
 
 def _tensor_row(tensor: PlannedTensor) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class Handshake:
         asked = request.memory_kind
         has_host = self.descriptors is not None and is_local
         has_cuda = self.gpu is not None and is_local
-        same_host = request.boot_id == self.facts.boot_id
+        same_host = request.boot_id.strip() == self.facts.boot_id  # the file that it comes from ends with a newline
         if asked == tensor_pb2.MEMORY_KIND_UNSPECIFIED:
             if has_cuda and same_host and request.device_uuid:
                 asked = tensor_pb2.MEMORY_KIND_CUDA
@@ -85,9 +85,11 @@ class Handshake:
         kinds = {tensor_pb2.MEMORY_KIND_HOST: has_host, tensor_pb2.MEMORY_KIND_CUDA: has_cuda}
         if not kinds.get(asked):
             name = _name(tensor_pb2.MemoryKind, asked)
-            raise make_error(Reason.TRANSPORT_UNAVAILABLE, f"{name} is not available here", kind=name)
+            why = "" if is_local else ": over TCP rows travel inside the messages"
+            raise make_error(Reason.TRANSPORT_UNAVAILABLE, f"{name} is not available here{why}", kind=name)
         if not same_host:
-            raise make_error(Reason.OTHER_HOST, "shared memory needs client and service on one host")
+            why = "the boot id is another host's" if request.boot_id else "no boot_id was sent"
+            raise make_error(Reason.OTHER_HOST, f"shared memory needs client and service on one host: {why}")
         if asked == tensor_pb2.MEMORY_KIND_CUDA and self.gpu is not None:
             self.gpu.check_client(request.pid, request.device_uuid)
         return asked

@@ -112,5 +112,8 @@ def ask_health(target: str, timeout_s: float, service: str = "") -> tuple[str, s
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError as error:
-            return error.code().name, " ".join((error.details() or "").split())
+            why = " ".join((error.details() or "").split())
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                why = f"no health service is called {service!r}"
+            return error.code().name, why
         return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status), ""

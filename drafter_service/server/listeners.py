@@ -141,14 +141,20 @@ def bind_tcp(server: grpc.Server, config: ServiceConfig) -> int:
         assert config.tls_cert, "checked by the configuration"
         assert config.tls_client_ca, "checked by the configuration"
         credentials = grpc.ssl_server_credentials(
-            [(config.tls_key.read_bytes(), config.tls_cert.read_bytes())],
-            root_certificates=config.tls_client_ca.read_bytes(),
+            [(_read_pem("--tls-key", config.tls_key), _read_pem("--tls-cert", config.tls_cert))],
+            root_certificates=_read_pem("--tls-client-ca", config.tls_client_ca),
             require_client_auth=True,
         )
         return server.add_secure_port(config.listen, credentials)
-    except (RuntimeError, OSError) as error:
-        why = error.strerror if isinstance(error, OSError) else _why_not(config)
-        raise ConfigError(f"--listen {config.listen} cannot be bound: {why}") from error
+    except RuntimeError as error:
+        raise ConfigError(f"--listen {config.listen} cannot be bound: {_why_not(config)}") from error
+
+
+def _read_pem(flag: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from error
 
 
 def _why_not(config: ServiceConfig) -> str:

@@ -146,7 +146,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         if session.arena is not None and session.lanes is None:
             session.arena.close()
         parts.metrics.session_ended(reason)
-        _log.info("a session ended: %s; %d are open", reason, len(parts.sessions))
+        _log.info("session %s ended: %s; %d are open", _named(session), reason, len(parts.sessions))
         return done
 
     def cut_streams(self) -> None:
@@ -189,7 +189,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
                 arena.close()
             raise
         parts.metrics.session_opened(kind_name(kind))
-        _log.info("a session opened; %d are open", len(parts.sessions))
+        _log.info("session %s opened; %d are open", _named(session), len(parts.sessions))
         try:
             return self._opened(parts, session, token, carried, context)
         except BaseException:
@@ -417,6 +417,12 @@ def _follow(session: Session) -> None:
     """The session has another stream, or none any more: its lanes are told."""
     if isinstance(session.lanes, SessionLanes):
         session.lanes.follow()
+
+
+def _named(session: Session) -> str:
+    """As `specdraftctl sessions` shows it. The name is a caller's: quoted, so that it stays in its line."""
+    client_name = session.agreement.client_name
+    return session.session_id.hex()[:12] + (f" {client_name!r}" if client_name else "")
 
 
 def _token(context: grpc.ServicerContext) -> bytes:

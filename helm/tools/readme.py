@@ -51,6 +51,9 @@ helm say `--kube-version 1.34.0`.
 
 ## Values
 
+Where a `config` value is `null`, the service's own default counts: `drafter-service serve --help` tells it, and what
+the flag does.
+
 | value | default | |
 |---|---|---|
 """

@@ -185,3 +185,15 @@ def test_what_is_no_known_failure_is_not_hidden(monkeypatch):
     monkeypatch.setattr("drafter_service.bench.rpc.measure_rpc", broken)
     with pytest.raises(ZeroDivisionError):
         main(["bench", "rpc"])
+
+
+def test_a_demo_without_its_extra_says_so_in_one_line():
+    code = (
+        "import sys; sys.modules['transformers'] = None; from drafter_service.cli import main; sys.exit(main(['demo']))"
+    )
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), cwd=ROOT, check=False)
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("drafter-service: transformers")
+    assert line.endswith("is not installed: demo and benchmarks need the extra demo")

@@ -284,4 +284,6 @@ def test_the_exec_probe_asks_for_readiness_or_liveness(tiny_checkpoint, capsys):
             process.terminate()
             process.communicate(timeout=30)
         assert cli.main(["health", "--target", target, "--timeout-s", "0.5"]) == 1
-    assert capsys.readouterr().out.splitlines()[:3] == ["SERVING", "SERVING", "NOT_FOUND"]
+    said = capsys.readouterr()
+    assert said.out.splitlines()[:3] == ["SERVING", "SERVING", "NOT_FOUND"]
+    assert "no health service is called 'another'" in said.err

@@ -1,4 +1,4 @@
-"""The README's example runs as it stands, but for the path of the socket."""
+"""The examples of the pages run as they stand, but for the path of the socket."""
 
 import re
 import subprocess
@@ -12,6 +12,7 @@ from drafter_service.config import ServiceConfig
 from drafter_service.demo.target import HEAD, TARGET
 from drafter_service.server.process import ServiceProcess
 from repository import ROOT
+from specdraft import Client
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 (SOCKET,) = set(re.findall(r"unix:///\S+?\.sock", README))
@@ -47,6 +48,63 @@ def test_example_runs_against_a_real_service():
     assert ran.returncode == 0, ran.stderr
     # Four tokens make three pairs; the first round adds one, each of the two that follow its accepted draft and bonus.
     assert ran.stdout.strip() == "8 exact rows, the next drafts follow token 17"
+
+
+TARGET_IN_ITS_PLACE = """
+import torch
+from specdraft import Sequence, SpecdraftError
+
+class Target:
+    num_verified = 0
+    is_done = property(lambda self: self.num_verified == 6)
+
+    def prefill(self, prompt):
+        return self.rows(len(prompt)), 5
+
+    def verify(self, token, drafts):
+        print(len(drafts))
+        self.num_verified += 1
+        return self.rows(1 + len(drafts)), min(1, len(drafts)), 17
+
+    def rows(self, count):
+        return torch.randn(count, client.hidden_width).bfloat16()
+
+target, prompt, propose = Target(), [11, 42, 7, 99], Sequence.propose
+
+def propose_but_for_the_third(*args, **kwargs):
+    if target.num_verified == 2:
+        raise SpecdraftError(None, "lost")
+    return propose(*args, **kwargs)
+
+Sequence.propose = propose_but_for_the_third
+"""
+
+
+def test_the_python_clients_loop_drafts_again_after_a_round_that_failed():
+    page = (ROOT / "clients/python/README.md").read_text(encoding="utf-8")
+    (code,) = (
+        one for one in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE) if "while not" in one
+    )
+    config = ServiceConfig(checkpoint=HEAD, target_checkpoint=TARGET, torch_threads=1, log_level="warning")
+    with ServiceProcess(config) as reached:
+        code = TARGET_IN_ITS_PLACE + code.replace("unix:///run/specdraft/specdraft.sock", reached.target)
+        command, path = [sys.executable, "-c", code], ":".join(sys.path)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": path}, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["3", "3", "0", "3", "3", "3"]
+
+
+def test_draining_as_the_upgrade_page_does_it_counts_the_open_sessions():
+    page = (ROOT / "helm/drafter-service/docs/upgrades.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^kubectl exec .*<<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)
+    config = ServiceConfig(checkpoint=HEAD, target_checkpoint=TARGET, torch_threads=1, log_level="warning")
+    said = []
+    with ServiceProcess(config) as reached:
+        command = [sys.executable, "-c", code.replace("unix:///run/specdraft/specdraft.sock", reached.target)]
+        with Client(reached.target):
+            said.append(subprocess.check_output(command, text=True, timeout=60, env={"PYTHONPATH": ":".join(sys.path)}))
+        said.append(subprocess.check_output(command, text=True, timeout=60, env={"PYTHONPATH": ":".join(sys.path)}))
+    assert said == ["sessions still open: 1\n", "sessions still open: 0\n"]
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))

@@ -71,6 +71,12 @@ def test_a_client_that_does_not_fit_is_told_what_does_not(scene, name):
     assert scene.server.metric("sessions") == num_sessions
 
 
+@pytest.mark.parametrize(("boot_id", "words"), [("", "no boot_id was sent"), ("elsewhere", "another host's")])
+def test_a_boot_id_that_was_not_sent_is_told_from_another_hosts(scene, boot_id, words):
+    request = open_request(memory_kind=HOST, boot_id=boot_id)
+    assert words in refusal(scene.session.client.stub.OpenSession, request, timeout=TIMEOUT_S).text
+
+
 def test_an_arena_beyond_the_limit_names_both_numbers(scene):
     request = open_request(memory_kind=HOST, slot_count=10**6)
     said = refusal(scene.session.client.stub.OpenSession, request, timeout=TIMEOUT_S)
@@ -85,7 +91,9 @@ def test_thousands_of_layer_ids_come_back_shortened(scene):
     assert len(said.details["theirs"]) == 512
 
 
-@pytest.mark.parametrize(("boot_id", "kind"), [(BOOT_ID, HOST), ("elsewhere", INLINE), ("", INLINE)])
+@pytest.mark.parametrize(
+    ("boot_id", "kind"), [(BOOT_ID, HOST), (f"{BOOT_ID}\n", HOST), ("elsewhere", INLINE), ("", INLINE)]
+)
 def test_a_client_that_asks_for_no_kind_gets_what_works_and_is_told(shared_server, boot_id, kind):
     session = shared_server.client().open(memory_kind=0, boot_id=boot_id)
     assert session.answer.memory_kind == kind
@@ -128,6 +136,7 @@ def test_over_tcp_there_is_inline_memory_only(start):
         said = refusal(client.stub.OpenSession, open_request(memory_kind=HOST), timeout=TIMEOUT_S)
         assert said.kind == ("FAILED_PRECONDITION", "TRANSPORT_UNAVAILABLE")
         assert said.details == {"kind": "MEMORY_KIND_HOST"}
+        assert "over TCP" in said.text
         client.open().sequence(Story(1)).propose(0, 2)
 
 

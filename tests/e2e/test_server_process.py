@@ -50,7 +50,7 @@ SETTINGS = {
     "a host that is none": ({"listen": "no such host:1", "insecure": True}, ["--listen no such host:1"]),
     "TLS files that are not there": (
         {"listen": "127.0.0.1:0", "tls_cert": Path("/no/c"), "tls_key": Path("/no/k"), "tls_client_ca": Path("/no/a")},
-        ["--listen 127.0.0.1:0", "No such file"],
+        ["--tls-key /no/k cannot be read", "No such file"],
     ),
     "a probe host that is none": ({"probe_host": "no such host", "health_port": 0}, ["--health-port 0"]),
     "a metrics host that is none": ({"probe_host": "no such host", "metrics_port": 0}, ["--metrics-port 0"]),

@@ -318,6 +318,29 @@ def test_secrets_are_in_no_log_no_error_and_no_listing(server, caplog):
     arena.map.close()
 
 
+def test_the_log_says_whose_session_opened_and_ended_in_one_line_each(server, caplog):
+    caplog.set_level(logging.INFO)
+    session = server.client().open(client_name="a target\nwith two lines")
+    session.close()
+    server.client().open().close()
+    name = session.answer.session_id.hex()[:12]
+    lines = [record.getMessage() for record in caplog.records if name in record.getMessage()]
+    assert [line.split(";")[0] for line in lines] == [
+        f"session {name} 'a target\\nwith two lines' opened",
+        f"session {name} 'a target\\nwith two lines' ended: closed",
+    ]
+    assert "''" not in caplog.text
+
+
+@pytest.mark.parametrize(("token", "words"), [(None, "without a session token"), (bytes(16), "belongs to this token")])
+def test_a_call_that_brings_no_token_is_told_from_one_whose_session_is_gone(server, token, words):
+    metadata = [] if token is None else [("specdraft-token-bin", token)]
+    stub = server.client().stub
+    said = refusal(stub.KeepAlive, session_pb2.KeepAliveRequest(), timeout=TIMEOUT_S, metadata=metadata)
+    assert said.kind == UNKNOWN
+    assert words in said.text
+
+
 def list_sessions(server):
     with Client(f"unix:{server.config.socket}.admin") as client:
         admin = admin_pb2_grpc.DrafterAdminStub(client.channel)

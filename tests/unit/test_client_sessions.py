@@ -79,6 +79,8 @@ def test_memory_is_shared_where_that_is_possible(tmp_path, memory, offered, expe
 @pytest.mark.parametrize(
     "options",
     [
+        {"hidden_source": "post_norm"},
+        {"hidden_source": 0},
         {"hidden_dtype": "float64"},
         {"memory": "gpu"},
         {"timeout_s": 0},
@@ -89,7 +91,8 @@ def test_memory_is_shared_where_that_is_possible(tmp_path, memory, offered, expe
     ids=str,
 )
 def test_options_that_are_wrong_by_themselves_are_refused_at_once(options):
-    with pytest.raises(ValueError):
+    (name,) = options
+    with pytest.raises(ValueError, match=name):
         Client("unix:///nowhere", **options)
 
 

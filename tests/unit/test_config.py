@@ -69,6 +69,7 @@ def test_every_setting_stands_in_one_group_and_what_has_no_default_is_unset():
     text = " ".join(parser.format_help().split())
     assert "default None" not in text
     assert "(default ;" not in text
+    assert "(default 256MiB; $SPECDRAFT_ARENA_BYTES)" in text
     assert "(unset; $SPECDRAFT_LISTEN)" in text
     assert "(required; $SPECDRAFT_CHECKPOINT)" in text
 
@@ -114,15 +115,16 @@ def test_a_configuration_comes_back_from_the_flags_made_of_it(item):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--max-drafts", "many"], ["--max-drafts", "many"]),
-        (["--max-drafts", "0"], ["--max-drafts", "0"]),
+        (["--max-drafts", "many"], ["--max-drafts", "many", "expected a whole number"]),
+        (["--max-drafts", "0"], ["--max-drafts", "0", "at least 1"]),
         (["--max-drafts", "-1"], ["--max-drafts"]),
         (["--max-drafts", ""], ["--max-drafts"]),
         (["--max-batch", str(2**31)], ["--max-batch", str(2**31)]),
         (["--message-bytes", "2GiB"], ["--message-bytes"]),
         (["--kv-bytes", "infGiB"], ["--kv-bytes", "infGiB"]),
         (["--kv-bytes", "nanMiB"], ["--kv-bytes"]),
-        (["--kv-bytes", "much"], ["--kv-bytes"]),
+        (["--kv-bytes", "much"], ["--kv-bytes", "in bytes"]),
+        (["--kv-bytes", "muchGiB"], ["--kv-bytes", "in bytes"]),
         (["--kv-bytes", "-1"], ["--kv-bytes"]),
         (["--kv-bytes", "4GB"], ["--kv-bytes", "4GB", "in bytes, or with KiB, MiB or GiB, for example 4GiB"]),
         (["--socket", "unix:///run/x.sock"], ["--socket", "write the path alone, without unix:"]),
@@ -132,14 +134,15 @@ def test_a_configuration_comes_back_from_the_flags_made_of_it(item):
         (["--listen", "localhost:http"], ["--listen", "'http'", "65535"]),
         (["--listen", "localhost:65536"], ["--listen", "'65536'", "65535"]),
         (["--lease-s", "inf"], ["--lease-s", "inf"]),
-        (["--lease-s", "nan"], ["--lease-s", "nan"]),
+        (["--lease-s", "nan"], ["--lease-s", "nan is no number"]),
+        (["--lease-s", "long"], ["--lease-s", "long", "expected a number"]),
         (["--lease-s", "1e9"], ["--lease-s"]),
-        (["--lease-s", "0"], ["--lease-s"]),
-        (["--grace-s", "-0.1"], ["--grace-s"]),
+        (["--lease-s", "0"], ["--lease-s", "above 0"]),
+        (["--grace-s", "-0.1"], ["--grace-s", "at least 0"]),
         (["--carry-share", "5"], ["--carry-share 5", "at most 1"]),
         (["--health-port", "65536"], ["--health-port", "65536"]),
         (["--health-port", ""], ["--health-port"]),
-        (["--metrics-port", "on"], ["--metrics-port"]),
+        (["--metrics-port", "on"], ["--metrics-port", "expected the number of a port, or off"]),
         (["--insecure", "perhaps"], ["--insecure", "perhaps"]),
         (["--dtype", "float8"], ["--dtype", "float8", "bfloat16"]),
         (["--device", ""], ["--device"]),

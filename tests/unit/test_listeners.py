@@ -166,7 +166,7 @@ def test_an_unusable_address_is_named(server, directory):
     with pytest.raises(ConfigError, match=r"--listen no such host:1 cannot be bound: .*[Nn]ame"):
         bind_tcp(server, ServiceConfig(listen="no such host:1", insecure=True))
     config = ServiceConfig(listen="localhost:0", **dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca"), directory))
-    with pytest.raises(ConfigError, match="--listen localhost:0 cannot be bound: Is a directory"):
+    with pytest.raises(ConfigError, match=f"--tls-key {directory} cannot be read: Is a directory"):
         bind_tcp(server, config)
 
 

@@ -93,9 +93,13 @@ class SessionOptions:
         """Checks what can be checked without the service.
 
         Raises:
-            ValueError: an unknown dtype or memory, a deadline that is not positive or more than 46 days, or a bound
-                that is negative.
+            ValueError: an unknown hidden source, dtype or memory, a deadline that is not positive or more than 46 days,
+                or a bound that is negative.
         """
+        if self.hidden_source not in tuple(HiddenSource):
+            names = ", ".join(f"HiddenSource.{one.name}" for one in HiddenSource)
+            message = f"hidden_source {self.hidden_source!r} is none of {names}"
+            raise ValueError(message)
         if self.hidden_dtype not in ("float32", "bfloat16"):
             message = f"hidden_dtype {self.hidden_dtype!r} is neither 'float32' nor 'bfloat16'"
             raise ValueError(message)
