@@ -15,6 +15,9 @@ ENVIRONMENT_PREFIX = "SPECDRAFT_"
 SOCKET_PATH_MAX_BYTES = 107
 """Longest path of a Unix socket (sun_path is 108 bytes with its terminator)."""
 
+MESSAGE_BYTES_MIN = 4096
+"""With less not even an answer about a full batch fits, whatever the head."""
+
 WATCH_STDIN_FLAG = "--until-stdin-ends"
 """Makes `serve` end with whoever started it, for demo and benchmarks; no setting, and in no help text."""
 
@@ -222,6 +225,9 @@ class ServiceConfig:
             limit = 1 if item.name == "carry_share" else limit
             if item.name not in {"kv_bytes", "arena_bytes", "gpu_arena_bytes"} and not value <= limit:
                 raise ConfigError(f"{flag_of(item)} {value} is too large; at most {limit:.0f}")
+
+        if self.message_bytes < MESSAGE_BYTES_MIN:
+            raise ConfigError(f"--message-bytes {self.message_bytes} is too small; at least {MESSAGE_BYTES_MIN}")
 
     def _check_choices(self) -> None:
         choices = {

@@ -364,5 +364,5 @@ class Engine:
 
 
 def draining() -> SpecdraftError:
-    """What is said when the service is about to stop."""
-    return make_error(Reason.DRAINING, "the service is shutting down", retry_delay_ms=1000)
+    """What is said when the service is about to stop, or an operator wants it empty."""
+    return make_error(Reason.DRAINING, "the service takes nothing new: it is draining", retry_delay_ms=1000)

@@ -111,6 +111,7 @@ class Service:
         self.metrics.describe_process(version("drafter-service"))
         addresses, ownership = self._listen()
         descriptor_socket = Path(f"{ownership.path}{DESCRIPTOR_SUFFIX}") if ownership else None
+        tracing = self._start_tracing()
         # Imported now: what is wrong with settings or checkpoint has been said before torch is loaded.
         from drafter_service.server.assembly import assemble
 
@@ -119,7 +120,7 @@ class Service:
         self._closers.append(assembly.close)
         assembly.loss.when_lost(self._lose_device)
         facts = self._facts(plan, assembly, descriptor_socket)
-        parts = assembly.parts(facts, SOCKET_MODE, self._start_tracing())
+        parts = assembly.parts(facts, SOCKET_MODE, tracing)
         self._servicer.serve(parts)
         self._watch()
         self._health.set_serving(True)

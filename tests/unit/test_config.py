@@ -98,6 +98,7 @@ OTHERS = {
     "draft_vocab": "ids:/a/list",
     "log_level": "debug",
     "carry_share": "0.25",
+    "message_bytes": "64KiB",
     "tracing": "true",
 }
 
@@ -121,6 +122,7 @@ def test_a_configuration_comes_back_from_the_flags_made_of_it(item):
         (["--max-drafts", ""], ["--max-drafts"]),
         (["--max-batch", str(2**31)], ["--max-batch", str(2**31)]),
         (["--message-bytes", "2GiB"], ["--message-bytes"]),
+        (["--message-bytes", "4095"], ["--message-bytes 4095", "at least 4096"]),
         (["--kv-bytes", "infGiB"], ["--kv-bytes", "infGiB"]),
         (["--kv-bytes", "nanMiB"], ["--kv-bytes"]),
         (["--kv-bytes", "much"], ["--kv-bytes", "in bytes"]),

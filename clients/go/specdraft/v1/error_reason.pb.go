@@ -130,7 +130,7 @@ const (
 	ErrorReason_ERROR_REASON_IN_FLIGHT_EXHAUSTED ErrorReason = 75
 	// Weights are still being loaded, or the self-test has not passed yet.
 	ErrorReason_ERROR_REASON_STARTING ErrorReason = 80
-	// The service is shutting down and takes no new sessions. After SIGTERM the open ones end too.
+	// The service is being drained, or shuts down: it takes no new sessions. After SIGTERM the open ones end too.
 	ErrorReason_ERROR_REASON_DRAINING ErrorReason = 81
 	// The device reported an error it does not recover from; the process is about to exit.
 	ErrorReason_ERROR_REASON_DEVICE_LOST ErrorReason = 82
