@@ -123,8 +123,7 @@ class SessionTable:
         with self._lock:
             session = self._by_token.get(_hashed(token))
             if session is None or session.expires_at <= now:
-                text = "no session belongs to this token" if token else "the call came without a session token"
-                raise make_error(Reason.SESSION_UNKNOWN, text)
+                raise make_error(Reason.SESSION_UNKNOWN, "no session belongs to this token")
             session.expires_at = now + self.lease_s
         return session
 

@@ -332,15 +332,6 @@ def test_the_log_says_whose_session_opened_and_ended_in_one_line_each(server, ca
     assert "''" not in caplog.text
 
 
-@pytest.mark.parametrize(("token", "words"), [(None, "without a session token"), (bytes(16), "belongs to this token")])
-def test_a_call_that_brings_no_token_is_told_from_one_whose_session_is_gone(server, token, words):
-    metadata = [] if token is None else [("specdraft-token-bin", token)]
-    stub = server.client().stub
-    said = refusal(stub.KeepAlive, session_pb2.KeepAliveRequest(), timeout=TIMEOUT_S, metadata=metadata)
-    assert said.kind == UNKNOWN
-    assert words in said.text
-
-
 def list_sessions(server):
     with Client(f"unix:{server.config.socket}.admin") as client:
         admin = admin_pb2_grpc.DrafterAdminStub(client.channel)

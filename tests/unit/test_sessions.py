@@ -72,7 +72,7 @@ def test_unknown_and_expired_tokens_get_one_answer(table: SessionTable, clock: C
     _, token = table.open(AGREEMENT, None)
     clock.now += 31
     answers = []
-    for asked in (token, b"x" * 16, b"x"):
+    for asked in (token, b"x" * 16, b""):
         with pytest.raises(NotFoundError) as caught:
             table.find(asked)
         answers.append((caught.value.reason, caught.value.message))
