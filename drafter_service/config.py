@@ -16,7 +16,7 @@ SOCKET_PATH_MAX_BYTES = 107
 """Longest path of a Unix socket (sun_path is 108 bytes with its terminator)."""
 
 MESSAGE_BYTES_MIN = 4096
-"""With less not even an answer about a full batch fits, whatever the head."""
+"""Nothing useful fits into less: an answer about a full batch has some kilobytes."""
 
 WATCH_STDIN_FLAG = "--until-stdin-ends"
 """Makes `serve` end with whoever started it, for demo and benchmarks; no setting, and in no help text."""
@@ -283,7 +283,7 @@ def _default_of(item: Field[Any]) -> str:
     if item.name == "checkpoint":
         return "required"
     if item.metadata["parse"] is parse_bytes and isinstance(item.default, int) and item.default:
-        return f"default {item.default // MIB}MiB"
+        return f"default {item.default / MIB:g}MiB"
     return "unset" if item.default in {None, ""} else f"default {item.default}"
 
 

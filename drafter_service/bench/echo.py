@@ -55,8 +55,7 @@ class Echo:
         flags = () if beside is None else tuple(flags_for(beside))
         self._streams: list[queue.SimpleQueue[bytes | None]] = []
         with ExitStack() as stack:
-            self._child = stack.enter_context(Child("drafter_service.bench.echo", (str(socket), *flags)))
-            self._child.first_line("the echo")
+            stack.enter_context(Child("drafter_service.bench.echo", (str(socket), *flags))).first_line("the echo")
             self._channel = grpc.insecure_channel(f"unix://{socket}", [("grpc.use_local_subchannel_pool", 1)])
             stack.callback(self._channel.close)
             grpc.channel_ready_future(self._channel).result(CALL_TIMEOUT_S)

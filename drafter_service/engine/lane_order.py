@@ -8,10 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from drafter_service.engine.in_flight import Key
 from drafter_service.engine.operations import Call, CloseSession, LaneWrite, Operation, Task
-
-Key = tuple[bytes, bytes]
-"""Session and sequence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from drafter_service.engine.engine import Engine
 from drafter_service.engine.forwards import new_graph_memory
 from drafter_service.engine.graph_runner import bucket, table_pages
+from drafter_service.engine.in_flight import Key
 from drafter_service.engine.lane_context import LaneContext, LaneRecord
 from drafter_service.engine.lane_order import LaneOrder
 from drafter_service.engine.lane_plan import PlannedSlot, enter_slot, plan_slot, read_mirror
@@ -91,7 +92,7 @@ class LaneDesk:
         self._max_batch = max_batch
         self._max_pages = max_pages
         self._order = LaneOrder(engine.submit)
-        self._planned: Counter[tuple[bytes, bytes]] = Counter()
+        self._planned: Counter[Key] = Counter()
         self._contexts: dict[Lane, LaneContext] = {}
         self.watchdog = Watchdog(self._on_news, observer)
 

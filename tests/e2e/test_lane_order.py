@@ -1,14 +1,16 @@
 """Rounds with tickets behind calls about their sequences, and calls behind rounds."""
 
 import threading
+from contextlib import suppress
 
 import pytest
 
 from cuda_session import gpu_service, open_gate
+from drafter_service.engine.lane_order import LaneOrder
 from drafter_service.engine.operations import Task
 from lane_targets import STORY, Target, busy, desk, expected, twin_of
 from serving import wait_until
-from specdraft.errors import Reason
+from specdraft.errors import Reason, SpecdraftError
 
 
 @pytest.fixture
@@ -57,6 +59,32 @@ def test_a_round_that_is_sent_behind_a_call_about_its_sequence_is_done_behind_it
     before = [(0, first_key)] if first_key else []
     assert outputs.drafts == expected(clients, [*before, (first_key, 4)])[-1]
     assert twin_of(sequence, 0).state().row_count == first_key + 4
+
+
+@pytest.mark.parametrize("call", [call for call, _ in CALLS.values()], ids=CALLS)
+def test_a_call_that_meets_a_round_in_the_engine_all_the_same_does_not_touch_its_rows_and_pages(
+    clients, monkeypatch, call
+):
+    target = Target(clients)
+    gate, sequence = target.gate(), target.client.open_sequence()
+    sequence.catchup(0, STORY.tokens[:9], STORY.rows[:9])
+    target.verify(0, 4, 4, gate)
+    early = target.propose(twin_of(sequence, 1), 0)
+    assert early._answered.wait(10)
+    with monkeypatch.context() as patch:
+        patch.setattr(LaneOrder, "_must_wait", lambda *_: False)
+        with suppress(SpecdraftError):  # a close that is refused is the client's to repeat
+            call(twin_of(sequence, 1))
+    assert clients.server.metric("errors_total", reason="IN_FLIGHT_EXHAUSTED") == 1
+    (record,) = [record for context in desk(clients)._contexts.values() for record in context.records]
+    (planned,) = record.planned
+    assert list(planned.sequence.pages) == list(planned.pages)
+    assert not set(planned.pages) & set(clients.server.allocator.free_pages())
+    assert clients.server.allocator.num_shared == 0
+    open_gate(gate)
+    assert early.outputs(10)[0].drafts == expected(clients, [(0, 4), (4, 4)])[1]
+    sequence.ledger.unsure = True
+    assert sequence.state().row_count == 8
 
 
 def test_a_round_is_done_behind_a_call_that_waits_for_the_round_before_it(clients):
